@@ -528,6 +528,28 @@ def test_the_history_names_a_lost_member_when_its_tags_count_no_more(clocked: Ru
     assert lines(folder, "tags", "lost") == [each for each in tags for _ in range(2)]
 
 
+@pytest.mark.parametrize("waits", [True, False])
+def test_the_history_says_again_after_a_restart_which_tags_count(
+    clocked: RunningBroker, folder: Path, waits: bool
+) -> None:
+    def beat(raw: RawClient, name: str, tags: str) -> None:
+        body = HeartbeatData.of_request(heartbeat(name, "g", {"T": tags}))
+        body.consumer_data_set[0].subscription_data_set[0].lane_ordered = True
+        raw.ask(RequestCode.HEART_BEAT, {}, body.encode())
+
+    for name, tags in (("narrow", "paid"), ("wide", "paid||sent")):
+        beat(clocked.connect(), name, tags)
+    clocked.restart()
+    narrow = clocked.connect()
+    for _ in range(5):
+        if waits:
+            beat(narrow, "narrow", "paid")
+        clocked.run_for(30_000)
+    beat(narrow, "narrow", "paid")
+    again = [("paid||sent", None), ("paid", "one from before the start")] if waits else [("paid", None)]
+    assert lines(folder, "tags", "lost") == [each for each in [("paid||sent", None), *again] for _ in range(2)]
+
+
 def test_the_checker_accepts_a_deployment_that_adds_a_tag(run: RecordedRun) -> None:
     assert deploy_another_tag(run).verdict is Verdict.PASS
 

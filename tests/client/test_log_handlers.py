@@ -135,7 +135,8 @@ def test_a_handler_may_close_the_producer_whose_record_it_gets(broker: FakeBroke
                 future.result(WAIT)
 
 
-def test_a_handler_sends_what_an_asyncio_producer_logs(broker: FakeBroker) -> None:
+def test_what_an_asyncio_producer_logs_is_written_on_its_loop_so_a_handler_may_start_tasks(broker: FakeBroker) -> None:
+    """Nothing is locked there. On the thread that writes the records of other clients, a handler has no event loop."""
     broker.create("logs")
 
     async def main() -> list[int]:

@@ -182,6 +182,7 @@ def test_a_page_waits_a_moment_for_a_slow_pipeline_and_has_it_when_it_is_read(
 
     monkeypatch.setattr(pipeline_reading, "run_module", slow)
     monkeypatch.setattr(pipeline_reading, "MAX_WAIT", 0.02)
+    assert opened.client.get("/pipelines").text.count("its checkpoint was not read in time. The page tries again") == 2
     assert page().count("Not known: its checkpoint was not read in time. The page tries again.") == 2
     let_go.set()
     until("both pipelines to be read", lambda: "not read" not in page())

@@ -82,9 +82,9 @@ class Form:
         """Runs a statement on the connection, or session, that is given to `once`."""
         self._write(self.engine, sql)
 
-    def roll_back(self) -> None:
-        """Ends the transaction that `execute` has begun."""
-        self.engine.rollback()
+    def end(self, how: str) -> None:
+        """Ends the transaction that `execute` has begun: `commit` or `rollback`."""
+        getattr(self.engine, how)()
 
     def effects(self) -> list[str]:
         """What was committed."""
@@ -118,8 +118,9 @@ class AwaitedForm(Form):
     def execute(self, sql: str) -> None:
         self.runner.run(self._write(self.engine, sql))
 
-    def roll_back(self) -> None:
-        self.runner.run(self.engine.rollback() if hasattr(self.engine, "rollback") else self.engine.execute("ROLLBACK"))
+    def end(self, how: str) -> None:
+        of_its_own = getattr(self.engine, how, None)
+        self.runner.run(self.engine.execute(how) if of_its_own is None else of_its_own())
 
 
 # what blocks

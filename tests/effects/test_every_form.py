@@ -253,15 +253,21 @@ def test_a_block_that_commits_and_then_raises_is_an_error_in_the_log(
     ],
     indirect=True,
 )
-def test_a_connection_inside_a_transaction_is_refused(form: Form, request: pytest.FixtureRequest) -> None:
-    if "[asyncpg]" in request.node.name:  # its transactions do not begin by themselves
-        form.execute("BEGIN")
-    form.execute(forms.INSERT.format("mine"))
-    with pytest.raises(UsageError, match="inside a transaction"):
-        form.apply(delivered(5), "late")
-    form.roll_back()
-    form.apply(delivered(5), "first")
-    assert form.effects() == ["first"]
+def test_a_connection_inside_a_transaction_is_refused_and_its_transaction_goes_on(
+    form: Form, request: pytest.FixtureRequest
+) -> None:
+    for value, end, left in (("undone", "rollback", []), ("mine", "commit", ["mine"])):
+        if "[asyncpg]" in request.node.name:  # its transactions do not begin by themselves
+            form.execute("BEGIN")
+        form.execute(forms.INSERT.format(value))
+        with pytest.raises(UsageError, match=r"inside a transaction already.*still open, with what it has written"):
+            form.apply(delivered(5), "late")
+        with pytest.raises(UsageError, match="inside a transaction already"):
+            form.forget(group="shop", topic="payments")
+        form.end(end)
+        assert form.effects() == left
+    form.apply(delivered(5), "once")
+    assert form.effects() == ["mine", "once"]
 
 
 @both_kinds

@@ -47,13 +47,13 @@ from lanemq.broker.storage.checkpoints import Checkpoints, unsaved_stamps
 from lanemq.broker.storage.delays import DelayDelivery
 from lanemq.broker.storage.disk_thread import DiskThread
 from lanemq.broker.storage.group_commit import GroupCommit
+from lanemq.broker.storage.saved_filters import SavedFilters
 from lanemq.broker.storage.topic_keeper import TopicKeeper, TopicRows
 from lanemq.broker.storage.unread import UnreadMessages
 from lanemq.broker.waking import HeldPull, Waking
 from lanemq.clock import Clock, SystemClock, machine_of, nanoseconds_of
 from lanemq.core.brokering.disk_space import LowSpace, log_limit
 from lanemq.core.brokering.long_poll import LongPolls
-from lanemq.core.brokering.membership import Membership
 from lanemq.core.brokering.quotas import GroupUse
 from lanemq.history import last_time, open_history
 from lanemq.log.options import StoreOptions
@@ -278,7 +278,7 @@ class Broker:
             on_undone=partial(undo_stamps, tables.producers),
         )
         on_failure, on_full = group_commit.stop_writing, group_commit.pause
-        reserve, members = self._new_reserve(store), Membership()
+        reserve, members = self._new_reserve(store), tables.members
         return BrokerContext(
             options=options,
             clock=clock,
@@ -307,6 +307,7 @@ class Broker:
                 parked=tables.parking.lanes,
             ),
             members=members,
+            saved_filters=SavedFilters(members.filter_rows, store.state, threads.rows, clock),
             groups=tables.groups,
             locks=tables.locks,
             offsets=tables.offsets,

@@ -12,6 +12,7 @@ from lanemq.broker.storage.delays import DelayDelivery
 from lanemq.broker.storage.disk_thread import DiskThread
 from lanemq.broker.storage.group_commit import GroupCommit
 from lanemq.broker.storage.parking import Parking
+from lanemq.broker.storage.saved_filters import SavedFilters
 from lanemq.broker.storage.topic_keeper import TopicKeeper
 from lanemq.broker.storage.unread import UnreadMessages
 from lanemq.broker.waking import HeldPull, Waking
@@ -96,6 +97,7 @@ class BrokerContext:
     topics: TopicTable
     topic_keeper: TopicKeeper
     members: Membership
+    saved_filters: SavedFilters
     locks: LockTable
     offsets: GroupOffsets
     unread: UnreadMessages

@@ -11,7 +11,7 @@ from lanemq.broker.storage.checkpoints import Checkpoints
 from lanemq.broker.storage.index_rebuilding import IndexRebuilding
 from lanemq.broker.storage.pinning import Pinning
 from lanemq.broker.storage.unread import Unread
-from lanemq.core.brokering.lost_members import LostFilter
+from lanemq.core.brokering.lost_members import LostFilter, shown_member
 from lanemq.core.brokering.quotas import UNUSED_NAME_MS, Quota
 from lanemq.core.brokering.tag_filters import ALL, shown
 from lanemq.log.commit_log import Segment
@@ -94,6 +94,7 @@ class Housekeeping:
         now = self._parts.clock.now()
         self._step(lambda: self._pull.expire(now))
         self._step(lambda: self._expire_leases_and_members(now))
+        self._step(lambda: self._parts.saved_filters.tick(now))
         self._step(lambda: self._checkpoints.tick(now))
         self._step(self._index_rebuilding.tick)
         self._step(lambda: self._watch_disk(now))
@@ -152,10 +153,10 @@ class Housekeeping:
         self._parts.counters.filters_given_up += len(given_up)
         for each in given_up[:MAX_LINES]:
             log.warning(
-                "group %s: member %s, which read %s with tags %r, was lost and has not come back: members with %r get "
+                "group %s: %s, which read %s with tags %r, was lost and has not come back: members with %r get "
                 "the queues now, and skip messages that only it read",
                 each.group,
-                each.member,
+                shown_member(each.member),
                 each.topic,
                 shown(each.tags),
                 shown(self._parts.members.widest(each.group, each.topic) or ALL),

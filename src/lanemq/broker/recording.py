@@ -36,8 +36,9 @@ class Recording:
         self._clean = True
         self._known: set[tuple[str, str, int]] = set()
         """Group, topic and queue whose recovered offset was recorded since the start."""
-        self._selected: dict[tuple[str, str], str] = {}
-        """Group and topic whose members have, or had, different tags → the widest filter that was recorded."""
+        self._selected: dict[tuple[str, str], str | None] = {}
+        """Group and topic whose members have, or had, different tags → the widest filter that was recorded; None if
+        that was before this start."""
         self._first: dict[tuple[str, int], int] = {}
         """Topic and queue to the first offset that was recorded as left by retention."""
 
@@ -69,9 +70,13 @@ class Recording:
             text = "" if widest is None else "||".join(sorted(widest)) or "*"
             if known is not None and self._selected.get((group, topic)) != text:
                 self._selected[group, topic] = text
-                lost = given_up[topic].member if topic in given_up else ""
+                lost = given_up[topic].member or "one from before the start" if topic in given_up else ""
                 for queue_id in range(known.queues):
                     self._history.subscribed(group, topic, queue_id, text, lost=lost, broker=self._name)
+
+    def restored(self, filters: Iterable[tuple[str, str]]) -> None:
+        """Groups and topics whose widest filter counts again after a start."""
+        self._selected.update((key, None) for key in filters)
 
     def unlocked(self, rows: Iterable[SavedLease], owner: str) -> None:
         for row in rows:

@@ -15,12 +15,14 @@ from lanemq.broker.storage.checkpoints import (
 )
 from lanemq.broker.storage.disk_thread import DiskThread
 from lanemq.broker.storage.parking import Parking
+from lanemq.broker.storage.saved_filters import restored_filters
 from lanemq.broker.storage.topic_keeper import restored_topic
 from lanemq.clock import Clock
 from lanemq.core.brokering.dedup import ProducerTable
 from lanemq.core.brokering.delay import DelayQueueCursors
 from lanemq.core.brokering.group_offsets import GroupOffsets
 from lanemq.core.brokering.lock_table import LockTable
+from lanemq.core.brokering.membership import Membership
 from lanemq.core.brokering.topic_table import TopicTable
 from lanemq.log.recovery import RecoveryReport
 from lanemq.log.retention import clock_problem
@@ -41,6 +43,7 @@ class Tables(NamedTuple):
 
     topics: TopicTable
     groups: dict[str, SubscriptionGroupConfig]
+    members: Membership
     locks: LockTable
     offsets: GroupOffsets
     producers: ProducerTable
@@ -81,13 +84,16 @@ def recovered(
     store.retention.begin(now=clock.now(), ages=state.ages())
     if (problem := clock_problem(state.last_run(), clock.wall())) is not None:
         log.warning("%s", problem)
+    members, filters = Membership(), restored_filters(state.filters())
+    members.restore(filters, now=clock.now())
     if recording.on:
+        recording.restored((row.group, row.topic) for row in filters)
         held = locks.snapshot(now=clock.now())
         if not report.clean:
             recording.crashed((topic.name, queue_id) for topic in topics.topics() for queue_id in range(topic.queues))
         recording.restarted(held, map(restored_offset, state.offsets()), clean=report.clean)
     _log_report(report)
-    return Tables(topics, groups, locks, offsets, producers, delays, parking)
+    return Tables(topics, groups, members, locks, offsets, producers, delays, parking)
 
 
 def _replay_log(store: Store, producers: ProducerTable) -> RecoveryReport:

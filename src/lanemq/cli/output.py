@@ -47,6 +47,8 @@ MIN_LAST = 20
 
 SHORT_CHARS = 60
 """Longest text in a table cell that shows only the beginning of a value."""
+PREVIEW_BYTES = 4 * SHORT_CHARS
+"""Bytes of a body that such a cell needs."""
 
 
 @dataclass(frozen=True, slots=True)

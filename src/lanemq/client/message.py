@@ -15,14 +15,14 @@ from lanemq._fast import compiled
 from lanemq.client.codec import Codec, codec_named
 from lanemq.clock import wall_time
 from lanemq.model.checks import check_kind, check_text, check_whole
-from lanemq.model.errors import CodecError, InvalidOption, Undecodable
+from lanemq.model.errors import CodecError, InvalidOption, RemoteProtocolError, Undecodable
 from lanemq.model.keys import Key, is_unicode, key_text
 from lanemq.model.names import RETRY_PREFIX
 from lanemq.model.queue import MessageQueue
 from lanemq.model.stamp import Stamp
 from lanemq.model.units import Epoch, QueueOffset
 from lanemq.model.wording import shown
-from lanemq.wire.compression import decompress
+from lanemq.wire.compression import decompress, decompress_start
 from lanemq.wire.properties import PropertyName, encode_properties, find_property, find_stamp
 from lanemq.wire.record import (
     BORN_HOST_V6,
@@ -313,6 +313,18 @@ class Message(MessageBase):
 
     def __repr__(self) -> str:
         return f"Message({self.queue}@{self.queue_offset}, key={self.key!r}, id={self.message_id})"
+
+
+def body_start(message: Message, most: int) -> bytes:
+    """The first bytes of the body, for a list. A few kilobytes may hold 64 MiB, and no more than this is expanded.
+
+    A body that claims to be compressed and is not is shown as it is stored.
+    """
+    stored = message.stored_body
+    try:
+        return decompress_start(message.record.sys_flag, stored, most)
+    except RemoteProtocolError:
+        return stored[:most]
 
 
 @compiled

@@ -131,6 +131,21 @@ async def read_status(console: Console, place: Path) -> tuple[StatusAt, StatusAt
     return _noted(console, place, now)
 
 
+async def read_statuses(console: Console) -> list[tuple[StatusAt, StatusAt | None] | LaneError]:
+    """`read_status` of every pipeline that the console was given, or why there is none. Waits at most `MAX_WAIT`."""
+    return await asyncio.gather(*(_read_in_time(console, place) for place in console.settings.pipelines))
+
+
+async def _read_in_time(console: Console, place: Path) -> tuple[StatusAt, StatusAt | None] | LaneError:
+    try:
+        async with asyncio.timeout(MAX_WAIT):
+            return await read_status(console, place)
+    except TimeoutError:  # the reading goes on, and the next page has it
+        return LaneError(f"{NOT_IN_TIME}. The page tries again")
+    except LaneError as error:
+        return error
+
+
 def _noted(console: Console, place: Path, now: StatusAt) -> tuple[StatusAt, StatusAt | None]:
     """Keeps a status if it is newer than those that are known; the newest, and the one before it."""
     newest, before = console.pipelines.get(str(place), (now, None))

@@ -43,7 +43,10 @@ class EffectDatabase(ABC):
 
     @abstractmethod
     async def begin(self) -> bool:
-        """Begins a transaction. True if it is only reading so far, and others may still write (SQLite)."""
+        """Begins a transaction; raises `InsideTransaction` if the caller has one.
+
+        True if it is only reading so far, and others may still write (SQLite).
+        """
 
     @abstractmethod
     async def execute(self, statement: Statement) -> Rows: ...
@@ -80,10 +83,14 @@ def not_a_database(given: Any) -> InvalidOption:
     )
 
 
-def inside_transaction() -> UsageError:
-    return UsageError(
+class InsideTransaction(UsageError):
+    """The connection is inside a transaction of the caller, which stays as it is."""
+
+
+def inside_transaction() -> InsideTransaction:
+    return InsideTransaction(
         "the connection is inside a transaction already, and `once` must begin and commit its own: commit or roll back "
-        "before, or pass another connection"
+        "before, or pass another connection. That transaction is still open, with what it has written"
     )
 
 

@@ -29,7 +29,7 @@ from lanemq.core.effects import (
     judge_owner,
     leading_repeats,
 )
-from lanemq.effects.databases import EffectDatabase, Rows
+from lanemq.effects.databases import EffectDatabase, InsideTransaction, Rows
 from lanemq.effects.statements import CLEAN_ROWS, Dialect, EffectScope, EffectTables, Statement
 from lanemq.model.errors import EffectRefused, LeaseLost
 
@@ -101,6 +101,8 @@ async def _transact(database: EffectDatabase, statements: Sequence[Statement]) -
         for statement in statements:
             rows = await database.execute(statement)
         await database.commit()
+    except InsideTransaction:
+        raise
     except BaseException:
         with contextlib.suppress(Exception):  # a lost connection rolls back by itself
             await database.roll_back()

@@ -22,7 +22,7 @@ from lanemq.client.copies import original_place
 from lanemq.client.message import Message
 from lanemq.clock import Clock, SystemClock
 from lanemq.core.effects import LogPlace, PendingEffect
-from lanemq.effects.databases import EffectDatabase, TransactionEnded, run_blocking
+from lanemq.effects.databases import EffectDatabase, InsideTransaction, TransactionEnded, run_blocking
 from lanemq.effects.drivers import open_database
 from lanemq.effects.statements import Dialect, EffectScope, lane_name, scope_of, tables_for
 from lanemq.effects.steps import EffectBatch, begin_effect, clean_tables, forget_effects
@@ -168,6 +168,10 @@ class Once:
         database = self._database = await open_database(self._engine, awaited=awaited)
         try:
             await begin_effect(database, tables_for(database.dialect, self._table), self._batch)
+        except InsideTransaction:
+            self._database = None
+            await database.close()
+            raise
         except BaseException:
             await self._give_up(database)
             raise

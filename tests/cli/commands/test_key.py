@@ -12,12 +12,14 @@ from lanemq.client.admin.key_progress import KeyProgress
 from lanemq.client.admin.queue_progress import QueueProgress
 from lanemq.client.admin.views import AtOffset, GroupQueue, LaneStateView, NoAnswer
 from lanemq.client.consumer.consumer import Consumer
+from lanemq.client.producer import batches
 from lanemq.client.producer.producer import Producer
 from lanemq.client.topics import NewTopic
 from lanemq.core.sending.sharding import pick_queue
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
 from lanemq.testing.embedded import EmbeddedBroker
+from lanemq.wire.compression import ZLIB_SYS_FLAG, compress_zlib
 
 QUEUES = [MessageQueue("orders", "lanemq", number) for number in range(4)]
 KEY = "order-4711"
@@ -57,6 +59,19 @@ def test_messages_of_the_key_and_of_no_other_are_listed(run: Run) -> None:
         (3, "paid"),
         (4, "shipped"),
     ]
+
+
+def test_a_list_expands_only_what_it_shows_of_a_body(
+    run: Run, broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few kilobytes may hold gigabytes. A whole body above 64 MiB would be refused."""
+    bomb = compress_zlib(b"x" * (64 * 1024 * 1024 + 1))
+    monkeypatch.setattr(batches, "maybe_compressed", lambda _: (bomb, ZLIB_SYS_FLAG))
+    with Producer(broker.address, create=["bombs"]) as producer:
+        producer.send("bombs", b"1" * 10_000, key="k")
+    result = run("key", "k", "--topic", "bombs")
+    assert result.exit_code == 0, result.output
+    assert "xxxxxxxx" in result.stdout
 
 
 def put(broker: EmbeddedBroker, group: str, to: Position, queues: list[int] | None = None) -> None:

@@ -22,12 +22,14 @@ from lanemq.client.admin.queue_progress import QueueProgress
 from lanemq.client.admin.views import GroupQueue
 from lanemq.client.consumer.app import App
 from lanemq.client.message import Message
+from lanemq.client.producer import batches
 from lanemq.client.producer.producer import Producer
 from lanemq.core.consuming.retry_policy import HoldKey
 from lanemq.core.lane_status import LaneStatus
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
 from lanemq.testing.embedded import EmbeddedBroker
+from lanemq.wire.compression import ZLIB_SYS_FLAG, compress_zlib
 
 _NUMBERS = count(1)
 
@@ -107,6 +109,20 @@ def test_a_lane_is_shown_in_the_order_it_will_run(
     assert f"lane of key bad, queue 0 of {parked_group.topic}, group {parked_group.group}: parked" in people
     assert "after 1 attempt: ValueError" in people
     assert "and 1 more" in people
+
+
+def test_a_list_expands_only_what_it_shows_of_a_body(
+    run: Run, parked_group: ParkedGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few kilobytes may hold gigabytes. A whole body above 64 MiB would be refused."""
+    bomb = compress_zlib(b"x" * (64 * 1024 * 1024 + 1))
+    monkeypatch.setattr(batches, "maybe_compressed", lambda _: (bomb, ZLIB_SYS_FLAG))
+    with Producer(parked_group.address) as producer, parked_group.running():
+        producer.send(parked_group.topic, b"1" * 10_000, key="worse")
+        until("it is parked too", lambda: [lane.messages for lane in parked_group.lanes()] == [3, 2])
+    result = run("parked", "show", "worse", "--group", parked_group.group)
+    assert result.exit_code == 0, result.output
+    assert "xxxxxxxx" in result.stdout
 
 
 def test_a_redriven_lane_is_processed_when_a_member_joins(

@@ -6,6 +6,7 @@ import pytest
 from tests.broker.raw_client import RawClient, heartbeat
 from tests.client.consumer.with_broker import Inbox, wait_for
 
+from lanemq.client.admin.admin import Admin
 from lanemq.client.consumer.app import App
 from lanemq.client.message import Message
 from lanemq.client.producer.producer import Producer
@@ -92,6 +93,28 @@ def test_messages_wait_for_a_member_with_more_tags_that_was_killed(
         sent = send(broker, topic)
         with member(broker, topic, "a || b", new) as second:
             wait_for(lambda: queues(second) == [4])
+            assert set(new.wait(len(sent))) == sent
+        wait_for(lambda: queues(first) == [4])
+    assert old.items == []
+
+
+@pytest.mark.parametrize("crash", [True, False])
+def test_messages_wait_for_a_member_with_more_tags_that_is_back_later_than_the_broker(
+    topic: str, caplog: pytest.LogCaptureFixture, crash: bool
+) -> None:
+    old, new = Inbox(), Inbox()
+    with EmbeddedBroker() as broker, member(broker, topic, "a", old) as first:
+        with Admin(broker.address) as admin:
+            admin.create_topic(topic, 4)
+        wait_for(lambda: queues(first) == [4])
+        join_and_die(broker, topic, "a||b")
+        if crash:
+            broker.kill()
+        broker.restart()
+        wait_for(lambda: "a member from before the broker's start, which reads" in caplog.text)
+        sent = send(broker, topic)
+        with member(broker, topic, "a || b", new) as second:
+            wait_for(lambda: queues(first, second) == [0, 4])
             assert set(new.wait(len(sent))) == sent
         wait_for(lambda: queues(first) == [4])
     assert old.items == []

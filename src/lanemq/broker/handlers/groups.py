@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -12,7 +13,7 @@ from lanemq.broker.dispatch import Handler, answer, answer_code, answer_saved
 from lanemq.broker.group_rules import free_offsets, members_changed
 from lanemq.broker.long_answers import LongAnswers, Steps
 from lanemq.core.brokering.lock_table import MIN_LEASE_MS
-from lanemq.core.brokering.lost_members import LostFilter
+from lanemq.core.brokering.lost_members import LostFilter, shown_member
 from lanemq.core.brokering.membership import Changes, ConnectionId, GroupHeartbeat, GroupSubscription
 from lanemq.core.brokering.quotas import MAX_CLIENT_ID_CHARS, MAX_HEARTBEAT_NAMES, Quota
 from lanemq.core.brokering.refusals import RefusalReason
@@ -130,14 +131,25 @@ class GroupHandler:
                 pass
 
     def _join_steps(self, peer: Peer, request: Command, beat: _Heartbeat) -> Steps:
-        """Create the retry topics of new groups, then let the client join its groups."""
+        """Create the retry topics of new groups, then let the client join its groups.
+
+        The answer waits for the row of its filters: a broker that was killed before would not wait for a member that
+        knows that it has joined.
+        """
         for name, group in beat.groups.items():
             if group.message_model != BROADCASTING:
                 self._parts.topic_keeper.take(self._parts.topics.ensure_retry(name))
                 yield
-        changes = self._join(peer, request, beat)
-        answer(peer, request)
-        members_changed(self._parts, changes.groups)
+        changes, charges = self._join(peer, request, beat), self._parts.charges
+        counted = charges.take_if_free(Quota.ROWS, peer, request)
+
+        def saved() -> None:
+            if counted:
+                charges.give_back(Quota.ROWS, peer)
+            answer(peer, request)
+            members_changed(self._parts, changes.groups)
+
+        self._parts.saved_filters.save(saved)
         return None
 
     def _checked(self, peer: Peer, request: Command) -> _Heartbeat:
@@ -201,10 +213,10 @@ class GroupHandler:
         fewer, tags = shown(ALL if filters is None or filters.widest is None else filters.widest), shown(lost.tags)
         self._warnings.warn(
             lost.group,
-            f"group {lost.group}: member {lost.member}, which reads {lost.topic} with tags {tags!r}, was lost (silent, "
-            f"cut off or killed). Members with {fewer!r} would skip its messages, so they get no queue of {lost.topic} "
-            f"until {self._time(lost.until)}. To end this earlier, start a member with {tags!r}; if those messages are "
-            f"not needed, stop it again, with SIGTERM",
+            f"group {lost.group}: {shown_member(lost.member)}, which reads {lost.topic} with tags {tags!r}, was lost "
+            f"(silent, cut off or killed). Members with {fewer!r} would skip its messages, so they get no queue of "
+            f"{lost.topic} until {self._time(lost.until)}. To end this earlier, start a member with {tags!r}; if "
+            f"those messages are not needed, stop it again, with SIGTERM",
         )
 
     def _time(self, at: Millis) -> str:
@@ -223,6 +235,7 @@ class GroupHandler:
         """Charge a heartbeat's subscriptions, seats and groups; one that is refused is charged nothing."""
         members, connection, charges = self._parts.members, ConnectionId(peer.number), self._parts.charges
         party = charges.party(peer, request)
+        charges.refuse_if_taken(Quota.ROWS, peer, request)  # taken while the row of its filters is written
         size = members.bytes_with(party, client_id, groups)
         charges.refuse(charges.quotas.over(Quota.SUBSCRIPTIONS, party, size))
         sending = self._groups_of.get(connection, set())
@@ -262,10 +275,10 @@ class GroupHandler:
             lost = "" if other.until is None else f" That member was lost, and counts until {self._time(other.until)}."
             raise BrokerRefused(
                 ResponseCode.GROUP_CONFLICT,
-                f"group {other.group}: member {other.member} reads {other.topic} with tags {shown(other.theirs)!r}, so "
-                f"{client_id} cannot read it with {shown(other.mine)!r}: each would skip messages of the other. Deploy "
-                f"{both!r} first, and {shown(other.mine)!r} when no member with {shown(other.theirs)!r} is left, or "
-                f"use another group.{lost}",
+                f"group {other.group}: {shown_member(other.member)} reads {other.topic} with tags "
+                f"{shown(other.theirs)!r}, so {client_id} cannot read it with {shown(other.mine)!r}: each would skip "
+                f"messages of the other. Deploy {both!r} first, and {shown(other.mine)!r} when no member with "
+                f"{shown(other.theirs)!r} is left, or use another group.{lost}",
             )
 
     def _expiry(self, header: HeartbeatHeader) -> Millis | None:
@@ -281,7 +294,7 @@ class GroupHandler:
         if header.consumer_group:
             changes = self._parts.members.leave(connection, header.client_id, header.consumer_group)
             members_changed(self._parts, changes.groups)
-        answer(peer, request)
+        self._parts.saved_filters.save(partial(answer, peer, request))
 
     def _members(self, peer: Peer, request: Command) -> None:
         header = ConsumerListHeader.from_ext(request.ext)
@@ -339,6 +352,7 @@ class GroupHandler:
         self._parts.groups.pop(group, None)
         self._parts.charges.forget_group(group)
         self._parts.members.forget(group)
+        self._parts.saved_filters.save()  # before the rows of the group
         state, with_offsets = self._parts.state, header.clean_offset or header.remove_offset
         if with_offsets:
             free_offsets(self._parts, self._parts.offsets.forget_group(group))

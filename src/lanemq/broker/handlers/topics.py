@@ -101,6 +101,8 @@ class TopicHandler:
         parts.charges.shrink(Quota.QUEUES, (name,))
         position = parts.store.drop_topic(name)
         parts.producers.forget_topic(name)
+        parts.members.forget_topic(name)
+        parts.saved_filters.save()  # before the rows of the topic
         parts.traffic.forget_topic(name)
         free_offsets(parts, parts.offsets.forget_topic(name))
         parts.slices.begin_later(parts.parking.forget(topic=name))

@@ -13,13 +13,13 @@ from click.core import ParameterSource
 
 from lanemq.cli.commands.parked import lane_document
 from lanemq.cli.options import CliError, asks_server
-from lanemq.cli.output import Grid, body_for_json, duration_text, plural, printable, short_text, show
+from lanemq.cli.output import PREVIEW_BYTES, Grid, body_for_json, duration_text, plural, printable, short_text, show
 from lanemq.cli.security import ConnectingCommand
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.key_progress import KeyFacts, KeyProgress, key_facts
 from lanemq.client.admin.topic_reader import MAX_FOUND
 from lanemq.client.admin.views import LaneStateView, NoAnswer
-from lanemq.client.message import Message
+from lanemq.client.message import Message, body_start
 from lanemq.core.consuming.runs import Order
 from lanemq.core.lane_status import LaneStatus
 from lanemq.model.errors import Undecodable
@@ -150,7 +150,7 @@ def _other_queues(others: Iterable[MessageQueue], hashed: MessageQueue) -> list[
 
 
 def _message_row(message: Message) -> tuple[object, ...]:
-    value = message.body[:240].decode("utf-8", "backslashreplace")
+    value = body_start(message, PREVIEW_BYTES).decode("utf-8", "backslashreplace")
     return message.queue.queue_id, message.queue_offset, message.stored_at, message.tag, short_text(value)
 
 

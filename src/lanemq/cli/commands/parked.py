@@ -12,10 +12,10 @@ from typing import TypeAlias
 import click
 
 from lanemq.cli.options import YES, CliError, InOrder, WrongUsage, asks_server, confirm
-from lanemq.cli.output import Grid, Part, body_for_json, plural, printable, progress, short_text, show
+from lanemq.cli.output import PREVIEW_BYTES, Grid, Part, body_for_json, plural, printable, progress, short_text, show
 from lanemq.client.admin.parked import ANY_KEY, AnyKey, ParkedAdmin, ParkedLaneView
 from lanemq.client.admin.watching import HeldLaneView, UnknownMember, WatchAdmin
-from lanemq.client.message import Message
+from lanemq.client.message import Message, body_start
 from lanemq.clock import SystemClock, wall_time
 from lanemq.model.errors import OffsetNotFound
 from lanemq.model.units import QueueOffset, to_millis
@@ -366,7 +366,7 @@ def _message_grid(messages: Sequence[Message], *, whole: bool = False) -> Grid:
 
 
 def _text(record: Message) -> str:
-    return record.body[:240].decode("utf-8", "backslashreplace")
+    return body_start(record, PREVIEW_BYTES).decode("utf-8", "backslashreplace")
 
 
 def lane_document(lane: ParkedLaneView) -> dict[str, object]:

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from lanemq.console.links import of_form, pipeline_link
-from lanemq.console.pipeline_reading import ask_pipeline, dead_letters_of, lanes_of, read_page, read_status
+from lanemq.console.pipeline_reading import ask_pipeline, dead_letters_of, lanes_of, read_page, read_statuses
 from lanemq.console.screens import Console, Context, Screen, back, console_of, routes_of
 from lanemq.console.views.pipelines import (
     PipelineAction,
@@ -49,17 +49,13 @@ async def _list(console: Console, request: Request) -> Context:
     await console.watch.fresh()
     rows: list[tuple[int, PipelineRow]] = []
     problems: list[tuple[str, str]] = []
-    for number, place in enumerate(console.settings.pipelines):
-        try:
-            rows.append((number, await _row(console, place)))
-        except LaneError as error:
-            problems.append((str(place), str(error)))
+    for number, found in enumerate(await read_statuses(console)):
+        if isinstance(found, LaneError):
+            problems.append((str(console.settings.pipelines[number]), str(found)))
+        else:
+            rows.append((number, pipeline_row(*found)))
     page = console.settings.spark_page
     return {"title": "Pipelines", "rows": rows, "problems": problems, "spark_page": page}
-
-
-async def _row(console: Console, place: Path) -> PipelineRow:
-    return pipeline_row(*await read_status(console, place))
 
 
 def _place(console: Console, request: Request) -> tuple[int, str]:

@@ -6,9 +6,10 @@ from datetime import datetime
 from typing import Literal
 
 from lanemq.client.admin.dead_letters import GroupDeadLetter, last_of_each_queue
+from lanemq.client.message import body_start
 from lanemq.console.links import dead_letter_link, key_link
 from lanemq.console.snapshot import GroupDeadLetters, Snapshot
-from lanemq.console.views.messages import MessageView, body_start, message_view
+from lanemq.console.views.messages import MessageView, message_view
 from lanemq.console.views.steps import NO_REASON
 from lanemq.console.wording import PREVIEW_BYTES, preview
 

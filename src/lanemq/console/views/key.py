@@ -7,11 +7,10 @@ from datetime import datetime, timedelta
 
 from lanemq.client.admin.key_progress import NOT_KNOWN, KeyFacts, KeyProgress
 from lanemq.client.admin.views import LaneStateView
-from lanemq.client.message import Message
+from lanemq.client.message import Message, body_start
 from lanemq.clock import wall_time
 from lanemq.console.key_history import INTERRUPTED, KeyHistory, RecordedTurn
 from lanemq.console.links import dead_link, group_link, message_link, pipeline_link
-from lanemq.console.views.messages import body_start
 from lanemq.console.views.pipelines import NOT_IN_TIME
 from lanemq.console.views.steps import LEVELS, KeyInPipeline, StepState, at_broker, doubt_about, step_of
 from lanemq.console.views.waiting import parked_row

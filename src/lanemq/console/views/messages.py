@@ -9,16 +9,15 @@ from urllib.parse import urlencode
 import msgspec
 
 from lanemq.client.admin.key_progress import KeyProgress
-from lanemq.client.message import Message
+from lanemq.client.message import Message, body_start
 from lanemq.console.links import group_link, key_link, message_link, pipeline_link
 from lanemq.console.views.pipelines import NOT_IN_TIME
 from lanemq.console.views.steps import LEVELS, KeyInPipeline, doubt_about, step_of
 from lanemq.console.wording import PREVIEW_BYTES, preview, size
-from lanemq.model.errors import InvalidOption, LaneError
+from lanemq.model.errors import InvalidOption
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import parse_duration
 from lanemq.model.wording import printable
-from lanemq.wire.compression import decompress_start
 from lanemq.wire.record import COMPRESSED
 
 MAX_BODY_CHARS = 100_000
@@ -59,15 +58,6 @@ def message_row(message: Message) -> MessageRow:
         message_link(message.queue, message.queue_offset),
         key_link(message.queue.topic, message.key),
     )
-
-
-def body_start(message: Message, most: int) -> bytes:
-    """The first bytes of the body; one that claims to be compressed and is not is shown as it is stored."""
-    stored = message.stored_body
-    try:
-        return decompress_start(message.record.sys_flag, stored, most)
-    except LaneError:
-        return stored[:most]
 
 
 @dataclass(frozen=True, slots=True)

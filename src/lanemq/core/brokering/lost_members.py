@@ -1,5 +1,8 @@
 """Members that were lost: they fell silent or lost their connection, and did not say that they leave.
 
+After a start of the broker, all members of before are lost. Of these it knows only the widest filter of each group and
+topic (`filter_rows`), which counts for a member without a name.
+
 Such a member may be back in a moment and expect its messages. Until then members with a narrower filter must skip
 nothing that it selects, so its filters count for some more time (`tag_filters`). They end before that
 
@@ -11,8 +14,16 @@ nothing that it selects, so its filters count for some more time (`tag_filters`)
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from lanemq.core.brokering.filter_rows import FilterRows
 from lanemq.core.brokering.tag_filters import LostFilters, Tags
 from lanemq.model.units import Millis
+
+EARLIER = ""
+"""Stands for the members of a group from before the start of the broker; no client has this id."""
+
+
+def shown_member(member: str) -> str:
+    return f"member {member}" if member != EARLIER else "a member from before the broker's start"
 
 
 class LostFilter(NamedTuple):
@@ -39,8 +50,9 @@ class _LostMember:
 class LostMembers:
     """The lost members of all groups of a broker. All of them count for the same time, `keep_ms`."""
 
-    def __init__(self, keep_ms: Millis) -> None:
+    def __init__(self, keep_ms: Millis, rows: FilterRows) -> None:
         self._keep_ms = keep_ms
+        self._rows = rows
         self._members: dict[tuple[str, str], _LostMember] = {}
         """Group and client id → the member; those that end first come first."""
         self._filters: dict[str, dict[str, LostFilters]] = {}
@@ -100,6 +112,10 @@ class LostMembers:
         filters = self.filters(group, topic)
         return None if filters is None else filters.widest
 
+    def groups(self, topic: str) -> list[str]:
+        """The groups that have lost a member which read this topic."""
+        return [group for group, topics in self._filters.items() if topic in topics]
+
     def topics(self, group: str) -> tuple[str, ...]:
         return tuple(self._filters.get(group, ()))
 
@@ -119,7 +135,10 @@ class LostMembers:
 
     def _remove_filter(self, group: str, topic: str, client_id: str, tags: Tags) -> None:
         topics = self._filters[group]
+        before = topics[topic].widest
         topics[topic].remove(client_id, tags)
+        if topics[topic].widest != before:
+            self._rows.changed(group, topic)
         if not topics[topic]:
             del topics[topic]
         if not topics:

@@ -7,8 +7,9 @@ A member is a client id. It may have several connections, since a reconnect over
 leaves with the last of them. Each member has its own topics, and a topic is shared among the members that subscribe to
 it; topics that its heartbeat does not name are removed. If LaneMQ members filter a topic differently, only those with
 the widest filter share it, and filters of which neither contains the other are a conflict (`tag_filters`). The filters
-of a member that did not say that it leaves count for two more minutes (`lost_members`). For stock clients the newest
-version counts for the group, as in RocketMQ.
+of a member that did not say that it leaves count for two more minutes (`lost_members`), and so does the widest one of
+each topic after a start of the broker (`filter_rows`). For stock clients the newest version counts for the group, as in
+RocketMQ.
 
 A topic cannot be consumed in order and concurrently by one group: an ordered member owns a queue, while a concurrent
 one pulls it without asking. So the broker refuses a member (`conflict`) that would consume a topic the other way than
@@ -25,8 +26,9 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import NamedTuple, NewType, TypeAlias, TypeVar
 
-from lanemq.core.brokering.lost_members import LostFilter, LostMembers
-from lanemq.core.brokering.tag_filters import Tags, TopicFilters, contains, misfit
+from lanemq.core.brokering.filter_rows import FilterRow, FilterRows
+from lanemq.core.brokering.lost_members import EARLIER, LostFilter, LostMembers
+from lanemq.core.brokering.tag_filters import ALL, Tags, TopicFilters, contains, misfit
 from lanemq.model.names import RETRY_PREFIX
 from lanemq.model.units import Millis
 
@@ -154,6 +156,7 @@ class _Group:
     name: str
     latest: GroupHeartbeat
     lost: LostMembers
+    rows: FilterRows
     members: dict[str, set[ConnectionId]] = field(default_factory=dict)
     topics: dict[str, dict[str, GroupSubscription]] = field(default_factory=dict)
     """Client id → topic → subscription."""
@@ -207,10 +210,11 @@ class _Group:
         filters = self.filters.setdefault(topic, TopicFilters())
         if subscription.ordered is None:
             filters.add_stock(subscription.tags, by)
-        elif by > 0:
-            filters.add(subscription.tags)
         else:
-            filters.remove(subscription.tags)
+            before = filters.widest
+            (filters.add if by > 0 else filters.remove)(subscription.tags)
+            if filters.widest != before:
+                self.rows.changed(self.name, topic)
         if not filters:
             del self.filters[topic]
 
@@ -286,7 +290,7 @@ class _Group:
         assert self.members
         assert all(self.members.values())
         assert self.members.keys() == self.topics.keys()
-        fresh = _Group(self.name, self.latest, self.lost)
+        fresh = _Group(self.name, self.latest, self.lost, FilterRows(lambda *_: None))
         for topics in self.topics.values():
             fresh._count(topics, 1)
         assert (fresh.subscribers, fresh.sizes) == (self.subscribers, self.sizes)
@@ -302,7 +306,8 @@ class Membership:
 
     def __init__(self, *, expiry_ms: int = MEMBER_EXPIRY_MS) -> None:
         self._expiry_ms = expiry_ms
-        self._lost = LostMembers(Millis(expiry_ms))
+        self.filter_rows = FilterRows(self.widest)
+        self._lost = LostMembers(Millis(expiry_ms), self.filter_rows)
         self._leaving: set[tuple[str, str]] = set()
         """Group and client id of members that said that they leave, and have another connection."""
         self._groups: dict[str, _Group] = {}
@@ -342,7 +347,7 @@ class Membership:
         for name, beat in groups.items():
             group = self._groups.get(name)
             if group is None:
-                group = self._groups[name] = _Group(name, beat, self._lost)
+                group = self._groups[name] = _Group(name, beat, self._lost, self.filter_rows)
             group.latest = beat
             self._lost.remove(name, client_id)
             self._leaving.discard((name, client_id))
@@ -428,7 +433,7 @@ class Membership:
             self._leaving.add((group, client_id))
             return self._remove([(group, (connection, client_id))])
         waited = self._waits_for(group)
-        if self._lost.remove(group, client_id):  # it is back only to say so
+        if client_id != EARLIER and self._lost.remove(group, client_id):  # it is back only to say so
             self._pay(group, client_id, "", 0)
         return Changes((group,) if self._waits_for(group) != waited else ())
 
@@ -472,6 +477,25 @@ class Membership:
                 if group is not None and group.wider_lost(each.topic) != each.tags:
                     given_up.setdefault((name, each.topic), each)
         return tuple(given_up.values())
+
+    def restore(self, rows: Iterable[FilterRow], *, now: Millis) -> None:
+        """After a start: the widest filters of before count as if their members had been lost now."""
+        known = list(rows)
+        groups: dict[str, dict[str, Tags]] = {}
+        for group, topic, tags in known:
+            if tags is not None:
+                groups.setdefault(group, {})[topic] = tags
+        for group, topics in groups.items():
+            self._lost.add(group, EARLIER, topics, now=now)
+            size = sum(GroupSubscription(topic, tags=tags).bytes for topic, tags in topics.items())
+            self._pay(group, EARLIER, "", size)
+        self.filter_rows.restored(known)
+
+    def forget_topic(self, topic: str) -> None:
+        """Forget the filters that lost members had for a deleted topic."""
+        for group in self._lost.groups(topic):
+            for ended in self._lost.left(group, topic, ALL):
+                self._pay(group, ended, "", 0)
 
     def forget(self, group: str) -> None:
         """Forget the lost members of a deleted group."""
@@ -711,6 +735,9 @@ class Membership:
             if topics
         }
         self._lost.check()
+        known = {*self._groups, *(group for group, _ in self._lost.members())}
+        named = ((group, topic) for group in known for topic in self.selections(group))
+        self.filter_rows.check(key for key in named if self.widest(*key) is not None)
         held |= {key: self._payers[key][1] for key in self._lost.members()}
         assert held == {key: size for key, (_, size) in self._payers.items()}
         paid: dict[str, int] = {}

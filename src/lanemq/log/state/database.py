@@ -26,7 +26,7 @@ LAST_RUN = "last run"
 _AGES = "ages of log files"
 _REBUILD = "rebuild indexes"
 
-VERSION = 5
+VERSION = 6
 """The layout of the tables. Every change needs a new number, so that no broker misreads the file of another version."""
 
 SCHEMA = (
@@ -38,6 +38,7 @@ SCHEMA = (
     "CREATE TABLE leases (grp TEXT, topic TEXT, broker TEXT, queue_id INTEGER, owner TEXT NOT NULL,"
     " epoch INTEGER NOT NULL, lease_ms INTEGER NOT NULL, stock INTEGER NOT NULL,"
     " PRIMARY KEY (grp, topic, broker, queue_id)) WITHOUT ROWID",
+    "CREATE TABLE filters (grp TEXT, topic TEXT, tags TEXT NOT NULL, PRIMARY KEY (grp, topic)) WITHOUT ROWID",
     "CREATE TABLE producers (topic TEXT, queue_id INTEGER, producer TEXT, state TEXT NOT NULL,"
     " PRIMARY KEY (topic, queue_id, producer)) WITHOUT ROWID",
     "CREATE TABLE queues (number INTEGER PRIMARY KEY, topic TEXT NOT NULL, queue_id INTEGER NOT NULL,"
@@ -251,6 +252,21 @@ class State:
         self.put(GENERATION, str(generation))
         if self._copy is not None:
             self._copy.reach_generation(generation)
+
+    # The widest tag filters of groups.
+
+    def filters(self) -> list[tuple[str, str, str]]:
+        """Group, topic and tags as text."""
+        return self.rows("SELECT grp, topic, tags FROM filters")
+
+    def save_filters(self, rows: Iterable[tuple[str, str, str | None]]) -> None:
+        """Replace the tags of groups and topics; None deletes a row."""
+        with self.transaction(Sync.FULL) as db:
+            for group, topic, tags in rows:
+                if tags is None:
+                    db.execute("DELETE FROM filters WHERE grp = ? AND topic = ?", (group, topic))
+                else:
+                    db.execute("REPLACE INTO filters VALUES (?, ?, ?)", (group, topic, tags))
 
     # Producers, as of the checkpoint.
 
