@@ -9,6 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import CommitFailedError
+from deltalake.transaction import RemoveAction
 from pyspark.sql.types import StringType, StructField, StructType
 from tests.pipelines.sinks.targets import CHANGES, EVENTS, KEYED, DeltaTarget, changes, named
 
@@ -121,6 +123,24 @@ def test_a_compaction_gives_way_to_one_of_another_program(
     assert len(left) == EVERY, "the file that was not used is deleted"
 
 
+def test_a_compaction_that_was_committed_and_reported_as_refused_keeps_its_rows(
+    target: DeltaTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that commits, loses its answer and is asked again says that the version exists."""
+    real = DeltaTable.create_write_transaction
+
+    def answered_wrongly(table: DeltaTable, actions: list[Any], *arguments: Any, **named: Any) -> None:
+        real(table, actions, *arguments, **named)
+        if any(isinstance(action, RemoveAction) for action in actions):
+            raise CommitFailedError("the version exists")
+
+    one = Writer(target, "one", 0)
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", answered_wrongly)
+    one.write(EVERY)
+    assert target.numbers() == [*range(EVERY)]
+    assert files(target) == 1
+
+
 def test_a_compaction_gives_way_to_a_merge(
     target: DeltaTarget, between: Callable[[Callable[[], object]], None]
 ) -> None:
@@ -156,6 +176,40 @@ def test_a_compaction_of_another_program_that_ends_after_ours_is_undone(
     assert target.numbers() == [*range(3 * EVERY), 1000, 1001]
     assert caplog.text.count("undone") == 1
     assert files(target) == 1
+
+
+def test_a_compaction_of_another_program_that_ends_while_the_sink_compacts_other_files_is_undone(
+    target: DeltaTarget, between: Callable[[Callable[[], object]], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The sink's own commit comes after the other one. It must not count as a look at it."""
+    one = Writer(target, "one", 0)
+    one.write(EVERY - 1)
+    theirs = table_of(target)
+    one.write()
+    one.write(EVERY - 1)
+    between(theirs.optimize.compact)
+    one.write()
+    assert len(target.numbers()) > 2 * EVERY, "delta-rs has no conflict check"
+    one.write(EVERY)
+    assert target.numbers() == [*range(3 * EVERY)]
+    assert caplog.text.count("undone") == 1
+
+
+def test_a_compaction_whose_version_before_is_gone_from_the_log_stops_nothing(
+    target: DeltaTarget, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Old versions are deleted from the log after a month, one by one."""
+    one = Writer(target, "one", 0)
+    one.write(EVERY - 1)
+    table_of(target).optimize.compact()
+    table = table_of(target)
+    table.create_checkpoint()
+    for version in range(table.version()):
+        (target.folder / "table" / "_delta_log" / f"{version:020}.json").unlink()
+    one.write(1 + EVERY)
+    assert target.numbers() == [*range(2 * EVERY)]
+    assert files(target) == 1
+    assert "was not compacted" not in caplog.text
 
 
 def test_an_overlap_that_cannot_be_undone_is_an_error_in_the_log(

@@ -285,14 +285,14 @@ class DeltaSink(VersionedTableSink[Callable[[], bool]]):
             return
         wall = self._clock.wall()
         looked, self._looked = self._looked, table.version()
-        ours = table.transaction_version(compaction.COMPACTED)
-        others = compaction.others_compactions(table, looked if ours is None else ours)
+        judged = table.transaction_version(compaction.JUDGED)
+        others = compaction.others_compactions(table, looked if judged is None else judged)
         compaction.undo_overlaps(table, [version for version in others if version not in self._judged], wall)
         self._judged.update(others)
         if any(version > looked for version in others):
             self._say_once("another program compacts it")
         else:
-            compaction.compact(table, wall)
+            compaction.compact(table, self._looked, wall)
 
     def _say_once(self, reason: str) -> None:
         if reason not in self._said:

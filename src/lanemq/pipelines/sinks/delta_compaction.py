@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Transaction
-from deltalake.exceptions import CommitFailedError
+from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 from deltalake.transaction import AddAction, RemoveAction
 
@@ -37,8 +37,8 @@ from lanemq.pipelines.sinks.versioned_table import MAX_ATTEMPTS, small_groups
 
 log = logging.getLogger(__name__)
 
-COMPACTED: Final = "lanemq#compacted"
-"""The application id whose version is the version of the table that was last compacted or repaired."""
+JUDGED: Final = "lanemq#judged"
+"""The application id whose version is the version of the table up to which other programs' compactions were judged."""
 MAX_LOOK_BACK: Final = 1_000
 """Versions in which other programs' compactions are looked for."""
 READ_PLAINLY: Final = frozenset({"timestampNtz"})
@@ -88,10 +88,12 @@ def obstacle(table: DeltaTable) -> str | None:
     return f"it has the features {', '.join(sorted(unknown))}" if unknown else None
 
 
-def compact(table: DeltaTable, wall: Millis) -> int:
+def compact(table: DeltaTable, judged: int, wall: Millis) -> int:
     """Replace the small files of each partition by larger ones, and return how many were replaced.
 
     0 as well if another writer has rewritten one of them in the meantime.
+
+    `judged`: the version up to which other programs' compactions were judged.
     """
     store = _store(table)
     files = active_files(table).values()
@@ -101,7 +103,7 @@ def compact(table: DeltaTable, wall: Millis) -> int:
     schema = table.schema().to_json()
     new = [_rewritten(table, store, group, wall) for group in groups]
     old = [file for group in groups for file in group]
-    if _exchange(table, new, old, schema, wall):
+    if _exchange(table, new, old, schema, judged, wall):
         return len(old)
     for action in new:
         store.delete_file(action.path)
@@ -127,7 +129,7 @@ def undo_overlaps(table: DeltaTable, versions: Iterable[int], wall: Millis) -> N
             f"{len(change.removed - change.before.keys())} files that had been replaced before, so their rows were in "
             f"the table twice"
         )
-        if _undone(table, change, wall):
+        if _undone(table, change, version, wall):
             log.warning("%s. The version was undone. Let only one program compact the table", said)
         else:
             log.error(
@@ -171,14 +173,16 @@ def _tables(store: pafs.FileSystem, group: Iterable[TableFile], columns: pa.Sche
             yield aligned(pq.ParquetFile(source, coerce_int96_timestamp_unit="us").read(), columns)
 
 
-def _exchange(table: DeltaTable, new: Sequence[AddAction], old: Sequence[TableFile], schema: str, wall: Millis) -> bool:
+def _exchange(
+    table: DeltaTable, new: Sequence[AddAction], old: Sequence[TableFile], schema: str, judged: int, wall: Millis
+) -> bool:
     """Commit new files in place of old ones; False if the old ones, or the table's columns, are not there any more."""
     for _ in range(MAX_ATTEMPTS):
         active = active_files(table)
         same = table.schema().to_json() == schema and obstacle(table) is None
         if not same or any(active.get(file.name) != file for file in old):
             return False
-        read = table.version()
+        version, refused = table.version() + 1, False
         removals = [RemoveAction(file.path, False, wall, file.size, dict(file.partition)) for file in old]
         try:
             table.create_write_transaction(
@@ -189,24 +193,26 @@ def _exchange(table: DeltaTable, new: Sequence[AddAction], old: Sequence[TableFi
                 commit_properties=CommitProperties(
                     custom_metadata={"lanemq": "compaction"},
                     max_commit_retries=0,  # the version that was read, or none
-                    app_transactions=[Transaction(COMPACTED, read + 1)],
+                    app_transactions=[Transaction(JUDGED, judged)],
                 ),
             )
         except CommitFailedError:
-            table.update_incremental()
-            continue
+            refused = True
         table.update_incremental()  # a vacuum of the version before would delete the new files
-        _check_exchange(table, read + 1, wall)
+        change = _Change.read(table, version)
+        # A store that lost its answer and was asked again refuses a commit that it has.
+        if refused and not (change and change.exchanges(new, old)):
+            continue
+        _check_exchange(table, change, version, wall)
         return True
     return False
 
 
-def _check_exchange(table: DeltaTable, version: int, wall: Millis) -> None:
+def _check_exchange(table: DeltaTable, change: "_Change | None", version: int, wall: Millis) -> None:
     """Undo our own version if it does not remove what it should: then the table has rows twice."""
-    change = _Change.read(table, version)
     if change is None or change.removed <= change.before.keys():
         return
-    undone = _undone(table, change, wall)
+    undone = _undone(table, change, version, wall)
     raise StorageError(
         f"version {version} was to replace {len(change.removed)} files and did not replace all of them, so rows were "
         f"in the table twice; " + ("it was undone" if undone else f"restore version {version - 1}")
@@ -224,22 +230,27 @@ class _Change:
 
     @classmethod
     def read(cls, table: DeltaTable, version: int) -> "_Change | None":
-        """None if the log has the version no more."""
+        """None if the log has the version, or the one before, no more."""
+        options: dict[str, Any] | None = table._storage_options  # noqa: SLF001
         try:
             with _store(table).open_input_file(f"_delta_log/{version:020}.json") as source:
                 actions = [json.loads(line) for line in source.read().splitlines() if line]
-        except FileNotFoundError:
+            before = DeltaTable(table.table_uri, version=version - 1, storage_options=options)
+        except (FileNotFoundError, TableNotFoundError):
             return None
-        options: dict[str, Any] | None = table._storage_options  # noqa: SLF001
-        before = DeltaTable(table.table_uri, version=version - 1, storage_options=options)
         return cls(
             {action["add"]["path"] for action in actions if "add" in action},
             {action["remove"]["path"] for action in actions if "remove" in action},
             active_files(before),
         )
 
+    def exchanges(self, new: Iterable[AddAction], old: Iterable[TableFile]) -> bool:
+        """Whether the version did exactly this exchange."""
+        added, removed = {file.path for file in new}, {file.path for file in old}
+        return {*map(unquote, self.added)} == added and {*map(unquote, self.removed)} == removed
 
-def _undone(table: DeltaTable, change: _Change, wall: Millis) -> bool:
+
+def _undone(table: DeltaTable, change: _Change, version: int, wall: Millis) -> bool:
     """Remove what the version added, and add again what it removed; False if that is not possible any more."""
     table.update_incremental()
     active, store = active_files(table), _store(table)
@@ -254,4 +265,5 @@ def _undone(table: DeltaTable, change: _Change, wall: Millis) -> bool:
         )
         for file in lost
     ]
-    return _exchange(table, again, [active[name] for name in sorted(change.added)], table.schema().to_json(), wall)
+    doubled = [active[name] for name in sorted(change.added)]
+    return _exchange(table, again, doubled, table.schema().to_json(), version, wall)
