@@ -214,7 +214,7 @@ def test_tags_that_do_not_fit_those_of_a_killed_member_are_refused_with_the_time
     lost(clocked)
     refused = Member(clocked, "other", "a||c").beat()
     assert refused.code == ResponseCode.GROUP_CONFLICT
-    assert "That member was lost, and counts until 22:15:20 UTC" in (refused.remark or "")
+    assert "counts until 22:15:20 UTC: wait, or start a member with" in (refused.remark or "")
 
 
 def test_a_group_without_members_is_still_answered_as_such(clocked: RunningBroker) -> None:

@@ -92,7 +92,7 @@ def test_a_filter_that_does_not_fit_is_refused_with_the_time(clocked: RunningBro
     refused = Member(clocked, "other", "a||c").beat()
     assert refused.code == ResponseCode.GROUP_CONFLICT
     assert "a member from before the broker's start reads T with tags 'a || b'" in (refused.remark or "")
-    assert "That member was lost, and counts until 22:15:20 UTC" in (refused.remark or "")
+    assert "counts until 22:15:20 UTC: wait, or start a member with" in (refused.remark or "")
 
 
 def test_a_narrowing_after_a_clean_stop_of_the_wider_member_waits_for_nothing(clocked: RunningBroker) -> None:

@@ -271,14 +271,19 @@ class GroupHandler:
             )
         other = self._parts.members.filter_conflict(client_id, groups)
         if other is not None:
-            both = shown(other.theirs | other.mine)
-            lost = "" if other.until is None else f" That member was lost, and counts until {self._time(other.until)}."
+            mine, theirs, both = shown(other.mine), shown(other.theirs), shown(other.theirs | other.mine)
+            if other.until is None:
+                remedy = f"Deploy {both!r} first, and {mine!r} when no member with {theirs!r} is left"
+            else:
+                remedy = (
+                    f"That member was lost (silent, cut off or killed), and counts until {self._time(other.until)}: "
+                    f"wait, or start a member with {theirs!r} and stop it with SIGTERM, or deploy {both!r}"
+                )
             raise BrokerRefused(
                 ResponseCode.GROUP_CONFLICT,
-                f"group {other.group}: {shown_member(other.member)} reads {other.topic} with tags "
-                f"{shown(other.theirs)!r}, so {client_id} cannot read it with {shown(other.mine)!r}: each would skip "
-                f"messages of the other. Deploy {both!r} first, and {shown(other.mine)!r} when no member with "
-                f"{shown(other.theirs)!r} is left, or use another group.{lost}",
+                f"group {other.group}: {shown_member(other.member)} reads {other.topic} with tags {theirs!r}, so "
+                f"{client_id} cannot read it with {mine!r}: each would skip messages of the other. {remedy}, or use "
+                f"another group.",
             )
 
     def _expiry(self, header: HeartbeatHeader) -> Millis | None:
