@@ -52,6 +52,7 @@ from lanemq.pipelines.sinks.exact_sink import (
     kept_marks,
     merge_table,
     refuse_other_sequence,
+    refuse_removed,
     refuse_same_but_case,
     shards,
     without_deletions,
@@ -197,13 +198,7 @@ class DeltaSink(VersionedTableSink[Callable[[], bool]]):
         if self._checked is None or (found := _declaration(table)) == self._checked:
             return
         _check_table(self._path, table, terms, self._partition_by, evolve=True)
-        there = {field.name for field in table.schema().fields}
-        gone = [name for name in terms.schema.names if name not in there]
-        if gone:
-            raise InvalidOption(
-                f"column {', '.join(gone)} was removed from the table {self._path} while the pipeline ran: the values "
-                f"would be lost. Start it again, which adds the column, or write to another table"
-            )
+        refuse_removed(f"the table {self._path}", {field.name for field in table.schema().fields}, terms.schema.names)
         self._checked = found
 
     def _prepare(self, rows: Rows, batch: Batch, terms: Terms) -> Callable[[], bool]:
@@ -230,7 +225,7 @@ class DeltaSink(VersionedTableSink[Callable[[], bool]]):
         return append
 
     def _commit(self, prepared: Callable[[], bool], batch: Batch, terms: Terms) -> bool:
-        return self._until_committed(lambda: self._entry(terms).admits(batch) and prepared(), str(batch))
+        return self._until_committed(lambda: self._admits(self._entry(terms), batch) and prepared(), str(batch))
 
     def _append_files(self, files: list[AddAction], named: CommitProperties) -> bool:
         table = self._delta()
