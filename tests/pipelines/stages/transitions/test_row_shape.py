@@ -172,3 +172,11 @@ def test_a_row_stays_as_it_was_when_the_step_changes_a_list_of_its_state() -> No
         raw.extend(b"y")
         inner["names"].append("m")
         assert rows.columns([row]) == before
+
+
+def test_a_map_with_a_key_twice_is_refused() -> None:
+    """Tables and JSON hold one of the two values."""
+    rows = shape("a map<string,int>")
+    assert rows({"a": {"x": 1, "y": 2}}) == ([("x", 1), ("y", 2)],)
+    with pytest.raises(TypeError, match="a key twice"):
+        rows({"a": [("x", 1), ("x", 2)]})

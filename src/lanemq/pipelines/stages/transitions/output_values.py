@@ -47,6 +47,8 @@ def _check(value: Any, held: Any, wanted: pa.DataType) -> None:
         _check_all(_fields(value, names), held.values(), [field.type for field in wanted])
     elif pt.is_map(wanted):
         entries = value.items() if isinstance(value, Mapping) else value
+        if len({repr(name) for name, _ in held}) < len(held):
+            raise ValueError("it has a key twice")
         for entry, pair in zip(entries, held, strict=True):
             _check_all(_fields(entry, ["key", "value"]), pair, [wanted.key_type, wanted.item_type])
     elif pt.is_list(wanted):
