@@ -294,6 +294,19 @@ def test_rows_for_a_table_with_constraints_are_checked_by_delta(target: DeltaTar
     assert target.numbers() == [1]
 
 
+def test_a_constraint_that_another_program_adds_before_the_commit_is_checked(target: DeltaTarget) -> None:
+    for epoch, numbers in enumerate([[-1], [1]], 1):
+        sink, path = target.opened(epoch=epoch), target.folder / "table"
+        before(sink, "_append_files", lambda path=path: DeltaTable(path).alter.add_constraint({"positive": "n > 0"}))  # type: ignore[misc]
+        if numbers == [1]:
+            assert sink.write(target.batch_rows(a=numbers), named(epoch, 0))
+            continue
+        with pytest.raises(StorageError, match="Invalid data"):
+            sink.write(target.batch_rows(a=numbers), named(epoch, 0))
+        DeltaTable(path).alter.drop_constraint("positive")
+    assert target.numbers() == [1]
+
+
 def test_rows_of_other_types_are_cast_or_refused(target: DeltaTarget) -> None:
     rows = target.batch_rows(a=[1])
     path = rows.files[0].path
@@ -391,3 +404,50 @@ def test_a_column_that_differs_only_in_case_is_refused(target: DeltaTarget) -> N
     both = StructType([StructField("n", LongType()), StructField("N", LongType())])
     with pytest.raises(InvalidOption, match="column n differs from N of the rows only in case"):
         DeltaSink(target.folder / "new").open(None, "q", 1, both, Append())  # type: ignore[arg-type]
+
+
+def rewritten(path: Path, **columns: pa.DataType) -> None:
+    """What another program does that replaces the rows of a table and its columns."""
+    there = pa.table({name: pa.nulls(1, kind) for name, kind in columns.items()})
+    write_deltalake(path, there, mode="overwrite", schema_mode="overwrite")
+
+
+@pytest.mark.parametrize("when", ["_prepare", "_append_files"])
+def test_columns_that_another_program_changes_during_a_run_are_refused(target: DeltaTarget, when: str) -> None:
+    """Delta names the files of rows in its log whatever is in them: values would be lost, or the table unreadable."""
+    path = target.folder / "table"
+    columns = {name: kind for name, kind in zip(EVENTS.names, arrow_schema(EVENTS).types, strict=True)}
+    other = {**columns, "n": pa.string()}
+    fewer = {name: kind for name, kind in columns.items() if name != "n"}
+    for epoch, (changed, problem) in enumerate([(other, "n is string"), (fewer, "n was removed")], 1):
+        rewritten(path, **columns) if path.exists() else None
+        sink = target.opened(epoch=epoch)
+        before(sink, when, lambda changed=changed: rewritten(path, **changed))  # type: ignore[misc]
+        with pytest.raises(InvalidOption, match=problem):
+            sink.write(target.batch_rows(a=[1]), named(epoch, 0))
+        assert DeltaTable(path).to_pyarrow_table().num_rows == 1
+
+
+def test_a_partitioning_that_another_program_changes_during_a_run_is_refused(target: DeltaTarget) -> None:
+    sink, path = target.opened(), target.folder / "table"
+    rows = DeltaTable(path).to_pyarrow_table()
+    write_deltalake(path, rows, mode="overwrite", schema_mode="overwrite", partition_by=[EVENTS.names[0]])
+    with pytest.raises(InvalidOption, match="is partitioned by"):
+        sink.write(target.batch_rows(a=[1]), named(1, 0))
+
+
+def test_a_column_that_another_program_adds_during_a_run_is_null(target: DeltaTarget) -> None:
+    sink, path = target.opened(), target.folder / "table"
+    write_deltalake(path, pa.table({"extra": ["x"]}), mode="append", schema_mode="merge")
+    assert sink.write(target.batch_rows(a=[1]), named(1, 0))
+    assert sink.write(target.batch_rows(a=[2]), named(1, 1))
+    assert sorted(map(str, DeltaTable(path).to_pyarrow_table()["extra"].to_pylist())) == ["None", "None", "x"]
+
+
+def test_a_merge_into_a_table_that_only_takes_new_rows_is_refused(target: DeltaTarget) -> None:
+    sink = target.merging()
+    DeltaTable(target.folder / "table").alter.set_table_properties({"delta.appendOnly": "true"})
+    with pytest.raises(InvalidOption, match="appendOnly, and this pipeline merges"):
+        sink.write(changes((1, "a", 1, False)), named(1, 0))
+    with pytest.raises(InvalidOption, match="appendOnly, and this pipeline merges"):
+        target.merging(epoch=2)

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyiceberg.catalog import load_catalog
+from pyiceberg.types import StringType as IcebergText
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -31,7 +32,7 @@ from pyspark.sql.types import (
 from tests.pipelines.sinks.targets import CHANGES, EVENTS, KEYED, IcebergTarget, changes, named
 
 from lanemq.clock import SystemClock
-from lanemq.model.errors import InvalidOption, SinkFenced, StorageError
+from lanemq.model.errors import InvalidOption, SinkFenced, StateLost, StorageError
 from lanemq.model.units import Millis
 from lanemq.pipelines.ports import DELETED, SEQUENCE, Append, TableRows
 from lanemq.pipelines.sinks import IcebergSink, iceberg_maintenance, open_sink, read_iceberg
@@ -216,6 +217,45 @@ def test_a_table_that_was_rolled_back_says_which_batches_it_still_has(target: Ic
     assert target.numbers() == [0, 1]
     assert sink.applied() == 1, "otherwise its rows would be missing for ever"
     assert target.opened(epoch=2).applied() == 1
+
+
+def test_a_table_that_is_rolled_back_during_a_run_is_refused(target: IcebergTarget, catalog: Any) -> None:
+    """The next batch would make it look complete."""
+    sink = target.opened()
+    for number in range(2):
+        sink.write(target.batch_rows(a=[number]), named(1, number))
+    table = catalog.load_table(NAME)
+    table.manage_snapshots().rollback_to_snapshot(table.current_snapshot().parent_snapshot_id).commit()
+    for _ in range(2):
+        with pytest.raises(StateLost, match="has lost batches that this run has written"):
+            sink.write(target.batch_rows(a=[2]), named(1, 2))
+    assert target.numbers() == [0]
+
+
+@pytest.mark.parametrize("change", ["rename", "delete", "other"])
+def test_columns_that_another_program_changes_during_a_run_are_refused(
+    target: IcebergTarget, catalog: Any, change: str
+) -> None:
+    """Otherwise the values of the column would be lost."""
+    sink = target.opened()
+    sink.write(target.batch_rows(a=[1]), named(1, 0))
+    with catalog.load_table(NAME).update_schema() as update:
+        update.rename_column("n", "m") if change == "rename" else update.delete_column("n")
+    if change == "other":
+        with catalog.load_table(NAME).update_schema() as update:
+            update.add_column("n", IcebergText())
+    with pytest.raises(InvalidOption, match="n is large_string" if change == "other" else "n was removed"):
+        sink.write(target.batch_rows(a=[2]), named(1, 1))
+    assert catalog.load_table(NAME).scan().to_arrow().num_rows == 1
+
+
+def test_a_column_that_another_program_adds_during_a_run_is_null(target: IcebergTarget, catalog: Any) -> None:
+    sink = target.opened()
+    with catalog.load_table(NAME).update_schema() as update:
+        update.add_column("extra", IcebergText())
+    for number in range(2):
+        assert sink.write(target.batch_rows(a=[number]), named(1, number))
+    assert catalog.load_table(NAME).scan().to_arrow()["extra"].to_pylist() == [None, None]
 
 
 def test_the_ledger_outlives_snapshots_that_other_programs_expire(target: IcebergTarget, catalog: Any) -> None:

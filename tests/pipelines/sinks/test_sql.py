@@ -2,6 +2,7 @@
 
 import sqlite3
 import sys
+from contextlib import closing
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -25,7 +26,7 @@ from tests.pipelines.sinks.targets import (
 )  # fmt: skip
 from tests.postgres_server import Server
 
-from lanemq.model.errors import InvalidOption, RequestTimedOut, SinkFenced, StorageError, TransportError
+from lanemq.model.errors import InvalidOption, RequestTimedOut, SinkFenced, StateLost, StorageError, TransportError
 from lanemq.pipelines.ports import Append, Merge, TableRows
 from lanemq.pipelines.sinks import PostgresSink, SqliteSink, postgres, sqlite
 from lanemq.pipelines.sinks.exact_sink import arrow_schema
@@ -309,3 +310,19 @@ def test_invalid_table_names_are_refused(name: str) -> None:
 def test_types_without_a_postgres_type_are_refused() -> None:
     with pytest.raises(InvalidOption, match="cast it to text"):
         postgres.column_type(pa.duration("us"))
+
+
+def test_a_database_that_is_restored_during_a_run_is_refused(tmp_path: Path) -> None:
+    """As a server does that comes back from an older backup within `wait`: the next batch would hide the loss."""
+    target = SqliteTarget(tmp_path)
+    sink = target.opened()
+    for number in range(2):
+        assert sink.write(target.batch_rows(a=[number]), named(1, number))
+    with closing(sqlite3.connect(tmp_path / "rows.db")) as other, other:
+        other.execute("DELETE FROM rows WHERE n = 1")
+        other.execute("UPDATE lanemq_ledger SET batch = 0 WHERE batch = 1")
+    for _ in range(2):
+        with pytest.raises(StateLost, match="has lost batches that this run has written"):
+            sink.write(target.batch_rows(a=[2]), named(1, 2))
+    assert target.numbers() == [0]
+    target.close()

@@ -1,5 +1,7 @@
 """`Project`: messages for which an expression fails become dead letters, and all others are written."""
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from lanemq.pipelines.ports import Batch, Results
 from lanemq.pipelines.running.failure import PipelineFailed
 from lanemq.pipelines.running.progress import Progress
 from lanemq.pipelines.running.runner import start
+from lanemq.pipelines.sinks.sqlite import SqliteSink
 from lanemq.pipelines.source import Topic
 from lanemq.pipelines.stages.project import Project, is_caused_by_value, without_shared_expressions
 from lanemq.testing.embedded import EmbeddedBroker
@@ -122,6 +125,41 @@ def test_a_body_that_is_not_text_is_a_dead_letter_and_the_query_continues(
         dead.rows[0][8]
         == f"cannot be computed: {'; '.join(f'{each} (a text that is not UTF-8)' for each in TEXTS[1:])}"
     )
+
+
+MILLIS = "timestamp_millis(cast(cast(value as string) as bigint))"
+TIMES = [
+    "queue_offset",
+    f"{MILLIS} as time",
+    f"cast({MILLIS} as date) as day",
+    f"array(map('time', named_struct('it', {MILLIS}))) as nested",
+    f"map(cast({MILLIS} as timestamp_ntz), 1) as keyed",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_time_outside_the_years_1_to_9999_is_a_dead_letter_and_the_query_continues(
+    spark: Any, broker: EmbeddedBroker, topic: str, tmp_path: Path
+) -> None:
+    """Spark has times up to the year 294247. Microseconds that were taken for milliseconds are there."""
+    first, last = -62_135_596_800_000, 253_402_300_799_999
+    with Producer(broker.address) as producer:
+        for millis in (0, 1_700_000_000_000_000, first, first - 1, last, last + 1):
+            producer.send(topic, str(millis).encode(), key="k")
+    dead, table = FakeSink(), tmp_path / "table"
+    source, sink = Topic(broker.address, topic), SqliteSink(table, "rows")
+    pipeline = Pipeline("landing", source, Project(TIMES), sink, tmp_path / "checkpoint", dead_letters=dead)
+    assert start(pipeline, spark, once=True).await_end(600)
+    with closing(sqlite3.connect(table)) as found:
+        assert found.execute("SELECT queue_offset, day FROM rows ORDER BY 1").fetchall() == [
+            (0, "1970-01-01"),
+            (2, "0001-01-01"),
+            (4, "9999-12-31"),
+        ]
+    assert [row[3] for row in dead.rows] == [1, 3, 5]
+    remarks = "; ".join(f"{each} (a time outside the years 1 to 9999)" for each in TIMES[1:])
+    assert dead.rows[0][8] == f"cannot be computed: {remarks}"
 
 
 @pytest.mark.parametrize("before", ["true", "false"])

@@ -23,7 +23,7 @@ import os
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -52,6 +52,7 @@ from lanemq.pipelines.sinks.exact_sink import (
     kept_marks,
     merge_table,
     refuse_other_sequence,
+    refuse_removed,
     refuse_same_but_case,
     shards,
     without_deletions,
@@ -65,6 +66,7 @@ T = TypeVar("T")
 CREATED_BY = "created by LaneMQ"
 """The description of tables that a sink created."""
 FORGETS = "delta.setTransactionRetentionDuration"
+APPENDS_ONLY = "delta.appendOnly"
 PLAIN_FEATURES = frozenset({"appendOnly", "invariants", "timestampNtz", "changeDataFeed"})
 """Table features with which plain Parquet files can be added; delta-rs writes to tables with any other."""
 _PARTITION_TYPES = (pa.types.is_integer, pa.types.is_string, pa.types.is_boolean, pa.types.is_date)
@@ -116,6 +118,8 @@ class DeltaSink(VersionedTableSink[Callable[[], bool]]):
         _refuse_unsafe_commits(self._path, self._storage)
         self._clock = clock or SystemClock()
         self._table: DeltaTable | None = None
+        self._checked: _Declaration | None = None
+        """What the table declared when it was last compared with the rows."""
         self._upkeep = EveryBatches(maintain_every)
         self._looked = 0
         """The version in which this sink last looked for compactions of other programs."""
@@ -137,6 +141,7 @@ class DeltaSink(VersionedTableSink[Callable[[], bool]]):
         self._until_committed(lambda: self._claim(terms), f"epoch {epoch} of {query}")
         self._until_committed(lambda: self._widen(terms), f"columns of {query}")
         self._looked = self._delta().version()
+        self._checked = _declaration(self._delta())
 
     def applied_before_open(self, query: str) -> int | None:
         try:
@@ -148,7 +153,7 @@ class DeltaSink(VersionedTableSink[Callable[[], bool]]):
 
     def close(self) -> None:
         super().close()
-        self._table = None
+        self._table = self._checked = None
 
     def _purge(self, below: int | str) -> int:
         table = DeltaTable(self._path, storage_options=self._storage or None)
@@ -181,12 +186,20 @@ class DeltaSink(VersionedTableSink[Callable[[], bool]]):
         table = self._delta()
         try:
             table.update_incremental()
+            owner = table.transaction_version(terms.owner_id) if terms.pipeline else None
+            batch, epoch = table.transaction_version(terms.query), table.transaction_version(_epoch_id(terms.query))
         except DeltaError as error:
             raise StorageError(f"the table {self._path} cannot be read any more: {error}") from error
-        owner = table.transaction_version(terms.owner_id) if terms.pipeline else None
-        return LedgerEntry(
-            table.transaction_version(terms.query), table.transaction_version(_epoch_id(terms.query)), owner
-        )
+        self._check_again(table, terms)
+        return LedgerEntry(batch, epoch, owner)
+
+    def _check_again(self, table: DeltaTable, terms: Terms) -> None:
+        """Refuse a table that another program has changed so that rows do not fit any more. Delta would take files."""
+        if self._checked is None or (found := _declaration(table)) == self._checked:
+            return
+        _check_table(self._path, table, terms, self._partition_by, evolve=True)
+        refuse_removed(f"the table {self._path}", {field.name for field in table.schema().fields}, terms.schema.names)
+        self._checked = found
 
     def _prepare(self, rows: Rows, batch: Batch, terms: Terms) -> Callable[[], bool]:
         """The returned commit can be tried repeatedly."""
@@ -203,10 +216,16 @@ class DeltaSink(VersionedTableSink[Callable[[], bool]]):
             table = fit(rows.table(), terms.schema)
             return lambda: self._append_streamed(table, named)
         files = _place_files(rows, terms.schema, Path(self._path), self._partition_by, self._clock.wall())
-        return lambda: self._append_files(files, named)
+
+        def append() -> bool:
+            if _takes_files(self._delta()):
+                return self._append_files(files, named)
+            return self._append_streamed(fit(rows.table(), terms.schema), named)  # since the files were placed
+
+        return append
 
     def _commit(self, prepared: Callable[[], bool], batch: Batch, terms: Terms) -> bool:
-        return self._until_committed(lambda: self._entry(terms).admits(batch) and prepared(), str(batch))
+        return self._until_committed(lambda: self._admits(self._entry(terms), batch) and prepared(), str(batch))
 
     def _append_files(self, files: list[AddAction], named: CommitProperties) -> bool:
         table = self._delta()
@@ -420,6 +439,21 @@ def _open_table(
     _check_partitioning(terms.schema, partition_by)
     refuse_same_but_case("the rows", terms.schema.names, terms.schema.names)
     table = _created(path, terms.schema, partition_by, storage)
+    _check_table(path, table, terms, partition_by, evolve=evolve)
+    return table
+
+
+_Declaration: TypeAlias = tuple[str, tuple[str, ...], tuple[tuple[str, str], ...]]
+
+
+def _declaration(table: DeltaTable) -> _Declaration:
+    """Columns, partitioning and properties of a table: all that rows have to fit."""
+    found = table.metadata()
+    return table.schema().to_json(), tuple(found.partition_columns), tuple(sorted(found.configuration.items()))
+
+
+def _check_table(path: str, table: DeltaTable, terms: Terms, partition_by: Sequence[str], *, evolve: bool) -> None:
+    """`InvalidOption` if the table cannot hold the rows. Columns may be missing if `evolve`."""
     found = table.metadata()
     if list(found.partition_columns) != list(partition_by):
         raise InvalidOption(
@@ -430,8 +464,11 @@ def _open_table(
         raise InvalidOption(
             f"the table {path} has the property {FORGETS}: it would forget which batches it has; unset it"
         )
+    if isinstance(terms.how, Merge) and found.configuration.get(APPENDS_ONLY, "").lower() == "true":
+        raise InvalidOption(
+            f"the table {path} has the property {APPENDS_ONLY}, and this pipeline merges by key: unset it"
+        )
     _check_columns(path, table.schema(), terms.schema, evolve=evolve)
-    return table
 
 
 def _check_partitioning(wanted: pa.Schema, partition_by: Sequence[str]) -> None:

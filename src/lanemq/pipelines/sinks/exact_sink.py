@@ -153,6 +153,8 @@ class ExactSink(Sink):
     _runs: Runs | None = None
     _pipeline: str = ""
     _new_checkpoint: bool = False
+    _reached: int | None = None
+    """The highest batch number that the sink is known to have; None before this run's first batch."""
 
     def accept_runs(self, runs: Runs) -> None:
         self._runs = runs
@@ -161,7 +163,7 @@ class ExactSink(Sink):
         self._pipeline, self._new_checkpoint = name, new_checkpoint
 
     def close(self) -> None:
-        self._terms = None
+        self._terms = self._reached = None
 
     def _agree(self, query: str, epoch: int, schema: StructType, how: Append | Merge) -> Terms:
         keys = how.keys if isinstance(how, Merge) else ()
@@ -183,6 +185,16 @@ class ExactSink(Sink):
         if (batch.query, batch.epoch) != (terms.query, terms.epoch):
             raise UsageError(f"{batch} does not belong to the run that opened the sink: {terms.query}, {terms.epoch}")
         return terms
+
+    def _admits(self, entry: LedgerEntry, batch: Batch) -> bool:
+        """Whether to apply the batch. `StateLost` if the sink has lost batches since this run wrote them."""
+        if self._reached is not None and (entry.batch is None or entry.batch < self._reached):
+            raise StateLost(
+                f"{batch}: {self} has lost batches that this run has written to it: it was rolled back, or restored "
+                f"from a copy. Put it back as it was; or begin with an empty checkpoint and an empty sink; or "
+                f"start with --new-sink or run(..., new_sink=True), which continues without these batches"
+            )
+        return entry.admits(batch)
 
     def _warn_new_owner(self, terms: Terms) -> None:
         log.warning(
@@ -235,6 +247,16 @@ def arrow_schema(schema: StructType, keys: Sequence[str] = (), *, loose: bool = 
     if not loose:
         return exact
     return pa.schema([field.with_nullable(field.name not in keys) for field in exact])
+
+
+def refuse_removed(table: str, there: Collection[str], wanted: Sequence[str]) -> None:
+    """`InvalidOption` if another program has removed or renamed columns of a table while a run writes to it."""
+    gone = [name for name in wanted if name not in there]
+    if gone:
+        raise InvalidOption(
+            f"column {', '.join(gone)} was removed from {table} while the pipeline ran, and the values would be lost. "
+            f"Start it again, which adds the column, or write to another table"
+        )
 
 
 def check_merge_columns(schema: pa.Schema, keys: Sequence[str]) -> None:

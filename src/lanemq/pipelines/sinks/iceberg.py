@@ -35,6 +35,7 @@ from lanemq.pipelines.sinks.exact_sink import (
     fit,
     merge_table,
     refuse_other_sequence,
+    refuse_removed,
     refuse_same_but_case,
     without_deletions,
 )
@@ -99,6 +100,8 @@ class IcebergSink(VersionedTableSink[Filling]):
         self._evolve = self.widens = evolve
         self._clock = clock or SystemClock()
         self._table: IcebergTable | None = None
+        self._checked: pa.Schema | None = None
+        """The columns of the table when they were last compared with the rows."""
         self._upkeep = EveryBatches(maintain_every)
         self._extra_columns = ExtraColumns(f"table {table}")
 
@@ -116,7 +119,7 @@ class IcebergSink(VersionedTableSink[Filling]):
 
     def close(self) -> None:
         super().close()
-        self._table = None
+        self._table = self._checked = None
         self._place.close()
 
     def _purge(self, below: int | str) -> int:
@@ -173,6 +176,14 @@ class IcebergSink(VersionedTableSink[Filling]):
         owner = table.owner_of(terms.pipeline) if terms.pipeline else None
         return LedgerEntry(table.batch_of(terms.query), table.epoch_of(terms.query), owner)
 
+    def _check_again(self, terms: Terms) -> None:
+        """Refuse a table that another program has changed so that rows do not fit any more."""
+        table = self._opened_table()
+        if table.columns != self._checked:
+            _check_columns(table, terms.schema, evolve=True)
+            refuse_removed(f"the table {self._name}", table.columns.names, terms.schema.names)
+            self._checked = table.columns
+
     def _prepare(self, rows: Rows, batch: Batch, terms: Terms) -> Filling:
         """Check and load the rows; the returned function writes them to a change, as often as it takes."""
         if isinstance(terms.how, Merge):
@@ -185,8 +196,9 @@ class IcebergSink(VersionedTableSink[Filling]):
 
     def _commit(self, prepared: Filling, batch: Batch, terms: Terms) -> bool:
         def attempt() -> bool:
-            if not self._entry(terms).admits(batch):
+            if not self._admits(self._entry(terms), batch):
                 return False
+            self._check_again(terms)
             change = self._opened_table().change()
             prepared(change)
             self._stage(change, terms, batch.number, owner=terms.owner if terms.pipeline else None)

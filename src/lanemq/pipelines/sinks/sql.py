@@ -129,12 +129,13 @@ class SqlSink(ExactSink, ABC):
         self.last_stale = 0
         with self._transaction() as connection:
             entry = self._locked_entry(connection, terms)
-            if not entry.admits(batch):
+            if not self._admits(entry, batch):
                 return False
             stale = apply(connection)
             self._note(connection, terms, batch.number)
             if entry.owner is None:
                 self._note_owner(connection, terms, terms.owner)
+        self._reached = batch.number
         self._count_stale(batch, merged, stale)
         return True
 

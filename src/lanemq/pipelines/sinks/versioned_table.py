@@ -42,9 +42,10 @@ class VersionedTableSink(ExactSink, Generic[P]):
     def write(self, rows: Rows, batch: Batch) -> bool:
         terms = self._terms_for(batch)
         self._stale = self.last_stale = 0
-        if not self._entry(terms).admits(batch):
+        if not self._admits(self._entry(terms), batch):
             return False
         new = self._commit(self._prepare(rows, batch, terms), batch, terms)
+        self._reached = batch.number
         if new:
             self._count_stale(batch, rows.count(), self._stale)
             self._maintain()

@@ -3,19 +3,21 @@
     Project(["key", "cast(value as string) as event", "queue_id", "queue_offset"])
 
 The stage has no state. Invariants: the rows of a queue stay in the order of their offsets and are written to files
-once, so that a sink may read them repeatedly; a message for which an expression fails, or gives a text that is not
-UTF-8, becomes a dead letter and does not affect other messages.
+once, so that a sink may read them repeatedly; a message for which an expression fails, or gives a value that sinks
+cannot hold (a text that is not UTF-8, a time outside the years 1 to 9999), becomes a dead letter and does not affect
+other messages.
 """
 
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import date, datetime
 from functools import reduce
 from itertools import pairwise
 from operator import and_
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,7 +25,17 @@ import pyarrow.parquet as pq
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.classic.column import Column as JvmColumn
-from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringType, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    DateType,
+    MapType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
 
 from lanemq.files import Output, StorePath, remove_tree
 from lanemq.model.errors import InvalidOption, UsageError
@@ -59,8 +71,10 @@ _SHARING: Final = "spark.sql.subexpressionElimination.enabled"
 _DATA: Final = re.compile(r"SQLSTATE: 22\w{3}")
 """The class of errors that a value causes. `raise_error` is not among them: it ends the query on purpose, unless the
 value of another message failed first, because an attempt does not say why it failed."""
-_NOT_TEXT: Final = "SQLSTATE: 22021"
-"""The SQL standard's name for a text with bytes that are no characters."""
+_NOT_TEXT: Final = "a text that is not UTF-8"
+_NO_TIME: Final = "a time outside the years 1 to 9999"
+_STATES: Final = {_NOT_TEXT: "SQLSTATE: 22021", _NO_TIME: "SQLSTATE: 22008"}
+"""What an expression may give that no sink can hold, and the SQL standard's names for it."""
 _SUMMARY: Final = "shard string, task int, path string, rows long, next long, stored long"
 
 
@@ -103,7 +117,7 @@ class Project(Stage):
         except Exception as error:
             if type(error).__name__ not in ("AnalysisException", "ParseException"):
                 raise
-            raise InvalidOption(f"select: {str(error).splitlines()[0]}") from error
+            raise InvalidOption(f"select: {str(error).strip().splitlines()[0]}") from error
         self.schema = frame.schema
         needed = _references(frame._jdf.queryExecution().analyzed()) | {*NEEDED}  # noqa: SLF001
         self.columns = tuple(name for name in COLUMNS.names if name in needed)
@@ -200,7 +214,7 @@ class _Writer:
         for batch in batches:
             for shard, part in _by_queue(pa.table(batch)):
                 rows = part.select(self._schema.names).cast(self._schema)
-                _refuse_invalid_text(shard, part, rows)
+                _refuse_unfit(shard, part, rows)
                 if shard not in writers:
                     name = f"{len(writers)}-{task}-{context.taskAttemptId() if context else 0}.part"
                     output = Output(self._folder / name)
@@ -217,25 +231,43 @@ class _Writer:
         yield pa.record_batch(arrays, schema=pa.schema(_KINDS))
 
 
-def _refuse_invalid_text(shard: str, part: pa.Table, rows: pa.Table) -> None:
-    """Raises an error if a text is not UTF-8. Spark's casts keep such bytes, and no sink can hold them.
+def _refuse_unfit(shard: str, part: pa.Table, rows: pa.Table) -> None:
+    """Raises an error if a text is not UTF-8 or a time is outside the calendar. Spark has both, and no sink holds them.
 
-    Arrow also finds nested texts of neighbours, beyond the slice that `rows` is; a row alone is a copy.
+    Arrow also finds nested values of neighbours, beyond the slice that `rows` is; a row alone is a copy.
     """
-    if _is_valid(rows):
+    if _unfit(rows) is None:
         return
     for row in range(rows.num_rows):
-        if not _is_valid(rows.take([row])):
+        found = _unfit(rows.take([row]))
+        if found is not None:
             offset = part["__lanemq_next"][row].as_py() - 1 if "__lanemq_next" in part.column_names else "unknown"
-            raise ValueError(f"{shard} offset {offset}: an expression gives a text that is not UTF-8. {_NOT_TEXT}")
+            raise ValueError(f"{shard} offset {offset}: an expression gives {found}. {_STATES[found]}")
 
 
-def _is_valid(rows: pa.Table) -> bool:
+def _unfit(rows: pa.Table) -> str | None:
+    """What no sink can hold; None if there is nothing like it."""
     try:
         rows.validate(full=True)
     except pa.ArrowInvalid:
-        return False
-    return True
+        return _NOT_TEXT
+    return None if all(_in_calendar(chunk) for column in rows.columns for chunk in column.chunks) else _NO_TIME
+
+
+def _in_calendar(values: pa.Array) -> bool:
+    kind = values.type
+    if pa.types.is_struct(kind):
+        return all(map(_in_calendar, values.flatten()))
+    if pa.types.is_map(kind):
+        return _in_calendar(values.keys) and _in_calendar(values.items)
+    if pa.types.is_list(kind):
+        return _in_calendar(values.flatten())
+    if not (pa.types.is_date(kind) or pa.types.is_timestamp(kind)):
+        return True
+    calendar = date if pa.types.is_date(kind) else datetime
+    first, last = (pa.scalar(end).cast(kind) for end in (calendar.min, calendar.max))
+    found = pc.min_max(values)
+    return not pc.or_(pc.less(found["min"], first), pc.greater(found["max"], last)).as_py()
 
 
 def _by_queue(table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
@@ -300,7 +332,9 @@ def _attempt_rows(messages: DataFrame, select: Sequence[str], where: str | None)
     """The messages with the expressions as _ROW: null if they fail; `_ROW.it` is null for those `where` leaves out."""
     it = f"struct(CASE WHEN {where or 'true'} THEN struct({', '.join(select)}) END AS it)"
     tried = messages.select("*", _attempt(messages, it).alias(_ROW))
-    return tried.withColumn(_ROW, f.when(_is_text(f.col(_ROW), tried.schema[_ROW].dataType), f.col(_ROW)))
+    kind = tried.schema[_ROW].dataType
+    fits = reduce(and_, (_all_parts(f.col(_ROW), kind, is_fit) for is_fit in _FITS.values()))
+    return tried.withColumn(_ROW, f.when(fits, f.col(_ROW)))
 
 
 def _successful_rows(frame: DataFrame, names: Sequence[str], hidden: Sequence[str]) -> DataFrame:
@@ -333,28 +367,48 @@ def _dead_letter_rows(
 
 
 def _failure(frame: DataFrame, text: str, source: str) -> Column:
-    """The source of an expression if it fails, with a remark if it gives a text that is not UTF-8; else null."""
+    """The source of an expression if it fails, with a remark if it gives a value that no sink can hold; else null."""
     tried = _attempt(frame, text)
     kind = frame.select(tried.alias(_ROW)).schema[_ROW].dataType
-    remark = f.when(~_is_text(tried, kind), f.lit(f"{source} (a text that is not UTF-8)"))
-    return f.when(tried.isNull(), f.lit(source)).otherwise(remark)
+    found = f.when(tried.isNull(), f.lit(source))
+    for what, is_fit in _FITS.items():
+        found = found.when(~_all_parts(tried, kind, is_fit), f.lit(f"{source} ({what})"))
+    return found
 
 
-def _is_text(value: Column, kind: DataType) -> Column:
-    """Whether all texts of a value are UTF-8; true for null."""
-    if isinstance(kind, StringType):
-        found = f.is_valid_utf8(value)
-    elif isinstance(kind, StructType):
-        parts = [_is_text(value.getField(field.name), field.dataType) for field in kind.fields]
+def _all_parts(value: Column, kind: DataType, is_fit: "_IsFit") -> Column:
+    """Whether all parts of a value fit; true for null."""
+    found: Column | None
+    if isinstance(kind, StructType):
+        parts = [_all_parts(value.getField(field.name), field.dataType, is_fit) for field in kind.fields]
         found = reduce(and_, parts, f.lit(True))
     elif isinstance(kind, ArrayType):
-        found = f.forall(value, lambda part: _is_text(part, kind.elementType))
+        found = f.forall(value, lambda part: _all_parts(part, kind.elementType, is_fit))
     elif isinstance(kind, MapType):
         names, values = ArrayType(kind.keyType), ArrayType(kind.valueType)
-        found = _is_text(f.map_keys(value), names) & _is_text(f.map_values(value), values)
+        found = _all_parts(f.map_keys(value), names, is_fit) & _all_parts(f.map_values(value), values, is_fit)
     else:
-        return f.lit(True)
-    return f.coalesce(found, f.lit(True))
+        found = is_fit(value, kind)
+    return f.lit(True) if found is None else f.coalesce(found, f.lit(True))
+
+
+def _is_text(value: Column, kind: DataType) -> Column | None:
+    return f.is_valid_utf8(value) if isinstance(kind, StringType) else None
+
+
+def _is_time(value: Column, kind: DataType) -> Column | None:
+    if isinstance(kind, TimestampType):  # not compared as text, which would be in the session's time zone
+        return f.unix_micros(value).between(*_CALENDAR_MICROS)
+    if isinstance(kind, DateType | TimestampNTZType):
+        return value.between(*(f.lit(end).cast(kind) for end in _CALENDAR))
+    return None
+
+
+_CALENDAR: Final = ("0001-01-01T00:00:00", "9999-12-31T23:59:59.999999")
+_CALENDAR_MICROS: Final = (-62_135_596_800_000_000, 253_402_300_799_999_999)
+_IsFit: TypeAlias = Callable[[Column, DataType], Column | None]
+_FITS: Final[dict[str, _IsFit]] = {_NOT_TEXT: _is_text, _NO_TIME: _is_time}
+"""Whether a single value is one that sinks can hold; None if every value of its type is."""
 
 
 def _origin(schema: StructType, name: str) -> Column:

@@ -72,6 +72,9 @@ MOMENT = pa.timestamp("us", "UTC")
         ("[1]", pa.list_(pa.int64()), [1]),
         ({"x": "1", "y": 2}, pa.struct([("x", pa.int32()), ("z", pa.string())]), {"x": 1, "z": None}),
         ({"x": 1}, pa.map_(pa.string(), pa.int64()), [("x", 1)]),
+        ({"1": 1, "2": 1}, pa.map_(pa.int32(), pa.int64()), [(1, 1), (2, 1)]),
+        ("9999-12-31T23:59:59.9999990", MOMENT, datetime.max.replace(tzinfo=UTC)),
+        ("0001-01-01 00:00:00.0000000+00:00", MOMENT, datetime.min.replace(tzinfo=UTC)),
     ],
 )
 def test_a_value_that_fits_is_kept_exactly(value: Any, wanted: pa.DataType, found: Any) -> None:
@@ -123,6 +126,8 @@ def test_a_value_that_fits_is_kept_exactly(value: Any, wanted: pa.DataType, foun
         ("not base64!", pa.binary()),
         (7, pa.binary()),
         ("yesterday", MOMENT),
+        ("2024-01-31T12:00:00.0000000000", MOMENT),
+        ({"1": 1, "01": 2}, pa.map_(pa.int32(), pa.int64())),
         ("2024-01-31T12:00:00.123456789", MOMENT),
         ("2024-01-31T12:00:00.123456789Z", MOMENT),
         ("2024-01-31T12:00:00.123456789", pa.timestamp("us")),

@@ -1,5 +1,6 @@
 """Keys that fail: held, parked, redriven, discarded or skipped, and the retry passes that try them."""
 
+from asyncio import CancelledError
 from pathlib import Path
 from typing import Any
 
@@ -260,3 +261,30 @@ def test_a_held_lane_is_bounded_in_bytes_too(tmp_path: Path) -> None:
     pipeline.process(Sent(0, 0, "a", {"n": 0, "fails": 1}), Sent(0, 1, "a", b"x" * 20))
     with pytest.raises(LaneFrozen, match=r"2 messages of key .* StateLimits\(max_waiting_bytes_per_lane=50\)"):
         pipeline.process(Sent(0, 2, "a", b"x" * 20))
+
+
+class Odd(BaseException):
+    """Not an `Exception`, as those of some libraries are not."""
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), CancelledError(), Odd("own")])
+def test_a_step_that_would_end_its_process_holds_its_key_only(tmp_path: Path, error: BaseException) -> None:
+    def step(state: int | None, event: Event) -> tuple[int, list[dict[str, Any]]]:
+        if event.key == "a":
+            raise error
+        return counting(state, event)  # type: ignore[return-value]
+
+    pipeline = Pipeline(tmp_path, step=step, on_failure=HOLD)
+    counts = pipeline.process(Sent(0, 0, "a", 0), Sent(0, 1, "b", 1))
+    assert (counts["applied"], counts["held"]) == (1, 1)
+    pipeline.clock.time += 100
+    assert (pipeline.process_retry_pass() or {})["lanes_held"] == 1
+    assert type(error).__name__ in next(iter(list_parked(tmp_path, held=True))).reason
+
+
+def test_an_interrupt_ends_the_batch(tmp_path: Path) -> None:
+    def step(state: int | None, event: Event) -> tuple[int, list[dict[str, Any]]]:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Pipeline(tmp_path, step=step, on_failure=HOLD).process(Sent(0, 0, "a", 0))

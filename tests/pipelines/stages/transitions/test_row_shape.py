@@ -158,3 +158,25 @@ def test_columns_can_be_written_as_spark_writes_them() -> None:
 def test_columns_that_cannot_be_read_are_refused(text: str) -> None:
     with pytest.raises(InvalidOption):
         parse_columns(text)
+
+
+def test_a_row_stays_as_it_was_when_the_step_changes_a_list_of_its_state() -> None:
+    """Rows are written at the end of a batch, and a step may return a part of its state and add to it later."""
+    rows = shape("seen array<long>, parts map<string,array<int>>, raw binary, inner struct<names:array<string>>")
+    seen, parts, raw, inner = [1], {"a": [1]}, bytearray(b"x"), {"names": ["n"]}
+    for _ in range(2):
+        row = rows({"seen": seen, "parts": parts, "raw": raw, "inner": inner})
+        before = rows.columns([row])
+        seen.append(2)
+        parts["a"].append(2)
+        raw.extend(b"y")
+        inner["names"].append("m")
+        assert rows.columns([row]) == before
+
+
+def test_a_map_with_a_key_twice_is_refused() -> None:
+    """Tables and JSON hold one of the two values."""
+    rows = shape("a map<string,int>")
+    assert rows({"a": {"x": 1, "y": 2}}) == ([("x", 1), ("y", 2)],)
+    with pytest.raises(TypeError, match="a key twice"):
+        rows({"a": [("x", 1), ("x", 2)]})

@@ -34,6 +34,8 @@ _WHOLE = pa.decimal128(38, 0)
 _EXACT = Context(prec=38, traps=[Inexact, InvalidOperation])
 _LONG_DECIMAL = "[eE]|.{40}"
 _LONG_INTEGER = "^[+-]?[0-9]{16,}$"
+_MORE_ZEROS = r"(\.[0-9]{6})0{1,3}([^0-9]|$)"
+"""Digits that say nothing after microseconds. Times in nanoseconds would end in 2262."""
 _EXACT_DOUBLES = 2.0**53
 """From here on, several integers are the same double."""
 
@@ -175,7 +177,8 @@ def _scaled(values: Sequence[Decimal | None], wanted: pa.DataType) -> list[Decim
 
 def _timestamps(column: pa.Array, wanted: pa.DataType) -> pa.Array:
     """Parses text with or without a zone. A part of a microsecond is an error, because columns cannot hold it."""
-    for form in (pa.timestamp("us"), pa.timestamp("us", "UTC"), pa.timestamp("ns"), pa.timestamp("ns", "UTC")):
+    column = pc.replace_substring_regex(column, _MORE_ZEROS, r"\1\2")
+    for form in (pa.timestamp("us"), pa.timestamp("us", "UTC")):
         try:
             times = column.cast(form)
         except pa.ArrowInvalid:
@@ -247,9 +250,21 @@ def _from_nested(values: Sequence[Any], wanted: pa.DataType, unit: str) -> pa.Ar
         return pa.ListArray.from_arrays(_list_offsets(values), inner, type=wanted, mask=missing)
     if pt.is_map(wanted) and all(isinstance(value, dict | None) for value in values):
         names = _strict([name for value in values for name in value or ()], wanted.key_type, unit)
+        _refuse_equal_names(values, names)
         items = _strict([item for value in values for item in (value or {}).values()], wanted.item_type, unit)
         return pa.MapArray.from_arrays(_list_offsets(values), names, items, type=wanted, mask=missing)
     raise TypeError(f"a list or an object does not fit {wanted}")
+
+
+def _refuse_equal_names(values: Sequence[Any], names: pa.Array) -> None:
+    """Raises if two names of an object are one key of a map, as "1" and "01" are for integers."""
+    if pt.is_string(names.type):
+        return
+    found = iter(names.to_pylist())
+    for value in values:
+        keys = [next(found) for _ in value or ()]
+        if len(set(keys)) < len(keys):
+            raise ValueError("two names are the same key")
 
 
 def _strict(values: Sequence[Any], wanted: pa.DataType, unit: str) -> pa.Array:

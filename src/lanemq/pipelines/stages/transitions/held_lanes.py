@@ -17,6 +17,7 @@ from lanemq.pipelines.stages.transitions.messages import WaitingMessage, timer_m
 from lanemq.pipelines.stages.transitions.operator_requests import RequestedActions
 from lanemq.pipelines.stages.transitions.rules import (
     DISCARDED,
+    PASSED_ON,
     BehindWatermark,
     Early,
     Late,
@@ -24,7 +25,6 @@ from lanemq.pipelines.stages.transitions.rules import (
     RetryLater,
     Rules,
     SkipMessage,
-    UnfitState,
     error_text,
     next_step,
     storable,
@@ -58,7 +58,7 @@ class HeldLanes:
         self.dead: list[tuple[WaitingMessage, str | None, str, int, bool]] = []
         """Message, key, reason, attempts, and whether it still waits in its lane."""
 
-    def fail_new(self, name: str, message: WaitingMessage, error: Exception, *, poison: bool) -> None:
+    def fail_new(self, name: str, message: WaitingMessage, error: BaseException, *, poison: bool) -> None:
         """Handles a new event that could not be applied."""
         self._table.counts["gaps"] += isinstance(error, Early)
         self._table.counts["poison"] += poison
@@ -71,7 +71,7 @@ class HeldLanes:
         self._table.counts["dead_letters"] += 1
         self.dead.append((message, None, KEYLESS, 1, False))
 
-    def _fail(self, name: str, message: WaitingMessage, error: Exception, *, poison: bool, failures: int) -> bool:
+    def _fail(self, name: str, message: WaitingMessage, error: BaseException, *, poison: bool, failures: int) -> bool:
         """Handles the nth failure of an event. Returns whether its lane continues without it."""
         lane = self._table.restore(name)
         if message.timer is not None:
@@ -242,9 +242,9 @@ class HeldLanes:
             poison = False
             event_time = self._time_of(event) if self._time_of is not None else 0
             table.apply(name, lane, event, event_time, message.watermark)
-        except UnfitState:
+        except PASSED_ON:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever the user's code raises, the policy decides
+        except BaseException as error:  # noqa: BLE001 - whatever the user's code raises, the policy decides
             return self._fail(name, message, error, poison=poison, failures=failures + 1)
         if message.late:
             table.late.append((message.topic, message.broker, message.queue_id, message.offset))
@@ -356,7 +356,9 @@ class HeldLanes:
             return None
         try:
             return self._rules.number(message.event(key_of(name), self._rules.value(message.value), 1))
-        except Exception:  # noqa: BLE001 - the user's code; the message is read again when it is applied
+        except PASSED_ON:
+            raise
+        except BaseException:  # noqa: BLE001 - the user's code; the message is read again when it is applied
             return None
 
 

@@ -17,6 +17,7 @@ import msgspec
 from lanemq.model.errors import InvalidOption
 from lanemq.pipelines.stages.transitions.messages import Event
 from lanemq.pipelines.stages.transitions.rules import (
+    PASSED_ON,
     BehindWatermark,
     Early,
     ExpireFailed,
@@ -187,13 +188,15 @@ class LaneTable:
                 return
         lane.see(stored)
 
-    def call_on_expire(self, name: str, state: object) -> Exception | None:
+    def call_on_expire(self, name: str, state: object) -> BaseException | None:
         """Adds the rows of `on_expire`. Returns its error if it fails; the state then has to stay."""
         if self._rules.on_expire is None:
             return None
         try:
             rows = [self._rules.shape(row) for row in self._rules.on_expire(state, key_of(name)) or ()]
-        except Exception as error:  # noqa: BLE001 - the user's code
+        except PASSED_ON:
+            raise
+        except BaseException as error:  # noqa: BLE001 - the user's code
             if not self._expire_failed:
                 _log.warning("on_expire of key %r failed, its state is kept: %s", name, error_text(error))
             self._expire_failed.add(name)

@@ -24,7 +24,7 @@ from lanemq.pipelines.stages.transitions.held_lanes import HeldLanes
 from lanemq.pipelines.stages.transitions.lanes import Expiry, LaneTable
 from lanemq.pipelines.stages.transitions.messages import Event, QueueSlice, Stamps, WaitingMessage
 from lanemq.pipelines.stages.transitions.operator_requests import RedrivenDeadLetter, RequestedActions
-from lanemq.pipelines.stages.transitions.rules import Rules, UnfitState
+from lanemq.pipelines.stages.transitions.rules import PASSED_ON, Rules
 from lanemq.pipelines.stages.transitions.shard import Change, Shard
 
 StampKey: TypeAlias = tuple[str, str, int]
@@ -78,9 +78,9 @@ class ShardMachine:
                 event = Event(key, value, topic, broker, queue_id, offset, tags, stored, ident, 1)
                 poison = False
                 apply(key, lane, event)
-            except UnfitState:
+            except PASSED_ON:
                 raise
-            except Exception as error:  # noqa: BLE001 - whatever the user's code raises, the policy decides
+            except BaseException as error:  # noqa: BLE001 - whatever the user's code raises, the policy decides
                 message = WaitingMessage(topic, broker, queue_id, offset, tags, stored, ident, body)
                 held.fail_new(key, message, error, poison=poison)
 
@@ -101,7 +101,7 @@ class ShardMachine:
                 newest = max(newest, min(event_time, stored))
                 if rules.by_queue:
                     table.watermark = moved(table.watermark, event_time, stored, lateness)
-            except Exception as error:  # noqa: BLE001 - whatever the user's code raises, the policy decides
+            except BaseException as error:  # noqa: BLE001 - whatever the user's code raises, the policy decides
                 failed = error
             if lane.timers and lane.waiting is None:
                 held.call_due_timers(key)
@@ -116,9 +116,9 @@ class ShardMachine:
                 if failed is not None:
                     raise failed
                 table.apply(key, lane, event, event_time, table.watermark)
-            except UnfitState:
+            except PASSED_ON:
                 raise
-            except Exception as error:  # noqa: BLE001 - whatever the user's code raises, the policy decides
+            except BaseException as error:  # noqa: BLE001 - whatever the user's code raises, the policy decides
                 held.fail_new(key, message, error, poison=poison)
         self.event_times[fresh.queue] = newest
 

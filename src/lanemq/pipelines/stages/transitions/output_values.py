@@ -31,9 +31,11 @@ UNCHANGED: Final = {
 """Types of values that Arrow holds unchanged or refuses: integers beyond the bounds, and texts that are not UTF-8."""
 
 
-def check_value(value: object, wanted: pa.DataType) -> None:
-    """Raises what says why a column of this type cannot hold the value unchanged."""
-    _check(value, pa.array([value], wanted)[0].as_py(), wanted)
+def check_value(value: object, wanted: pa.DataType) -> object:
+    """What a column of this type holds of the value: a copy. Raises what says why it cannot hold it unchanged."""
+    held = pa.array([value], wanted)[0].as_py()
+    _check(value, held, wanted)
+    return held
 
 
 def _check(value: Any, held: Any, wanted: pa.DataType) -> None:
@@ -45,6 +47,8 @@ def _check(value: Any, held: Any, wanted: pa.DataType) -> None:
         _check_all(_fields(value, names), held.values(), [field.type for field in wanted])
     elif pt.is_map(wanted):
         entries = value.items() if isinstance(value, Mapping) else value
+        if len({repr(name) for name, _ in held}) < len(held):
+            raise ValueError("it has a key twice")
         for entry, pair in zip(entries, held, strict=True):
             _check_all(_fields(entry, ["key", "value"]), pair, [wanted.key_type, wanted.item_type])
     elif pt.is_list(wanted):

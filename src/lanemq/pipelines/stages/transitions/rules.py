@@ -224,6 +224,10 @@ class UnfitState(InvalidOption):
     """A state that is not the same after it was written and read. It fails the batch: no policy for a key can help."""
 
 
+PASSED_ON: Final = (UnfitState, KeyboardInterrupt, GeneratorExit)
+"""Errors that end the batch. All others fail the event, also `SystemExit` and a `BaseException` of the user's own."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rules:
     """Everything the machine needs to know about a step, apart from state."""

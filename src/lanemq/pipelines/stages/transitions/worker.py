@@ -381,6 +381,9 @@ class RowShape:
 
     Arrow columns are built from many rows at once, when the state of all their events has already changed: too late
     to find a value that does not fit. Combinations of value types that are known to fit are remembered.
+
+    Invariant: a row is as it was when its event ended. A list in it may be part of the state, to which the step adds
+    with the next event; so values that can change are copied.
     """
 
     def __init__(self, schema: pa.Schema) -> None:
@@ -401,7 +404,10 @@ class RowShape:
             values: tuple[Any, ...] = self._get(row)
         except KeyError:
             raise self._unknown(row) from None
-        bounds, texts = self._known.get(tuple(map(type, values))) or self._try(values)
+        known = self._known.get(tuple(map(type, values)))
+        if known is None:
+            values, known = self._try(values)
+        bounds, texts = known
         for at, bound in bounds:
             if not -bound <= values[at] < bound:
                 raise ValueError(f"output {self.schema.names[at]!r}: {values[at]} is too large for its column")
@@ -423,15 +429,18 @@ class RowShape:
         arrays = [pa.array(values, column.type) for values, column in zip(columns, self.schema, strict=True)]
         return pa.Table.from_arrays(arrays, schema=self.schema)
 
-    def _try(self, values: tuple[Any, ...]) -> tuple[list[tuple[int, int]], list[int]]:
-        """Checks a row with a new combination of types, and remembers it if types alone decide whether a row fits."""
-        bounds, texts, known = [], [], True
+    def _try(self, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[list[tuple[int, int]], list[int]]]:
+        """Checks a row with a new combination of types, and remembers it if types alone decide whether a row fits.
+
+        Returns the row with copies of the values that Arrow converts, and what still has to be checked.
+        """
+        bounds, texts, known, held = [], [], True, list(values)
         for at, (value, column) in enumerate(zip(values, self._columns, strict=True)):
             kind = type(value)
             if kind is type(None):
                 continue
             if (kind, column.text) not in UNCHANGED:
-                self._check_value(value, column)
+                held[at] = self._check_value(value, column)
                 known = False
             elif kind is int:
                 bounds.append((at, 1 << (column.type.bit_width - 1)))
@@ -439,11 +448,11 @@ class RowShape:
                 texts.append(at)
         if known:
             self._known[tuple(map(type, values))] = bounds, texts
-        return bounds, texts
+        return tuple(held), (bounds, texts)
 
-    def _check_value(self, value: object, column: _Column) -> None:
+    def _check_value(self, value: object, column: _Column) -> object:
         try:
-            check_value(value, column.type)
+            return check_value(value, column.type)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise TypeError(f"output {column.name!r}: {value!r} is not a {column.text} ({error})") from error
 
