@@ -1,6 +1,7 @@
 """Asking name servers, blocking and on a loop: both must behave alike."""
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -150,3 +151,21 @@ def test_a_question_asked_while_the_last_one_fails_is_answered_too(monkeypatch: 
     (question,) = asked_again
     assert question.answered.wait(60)
     routes.close()
+
+
+def test_a_question_whose_thread_was_not_started_does_not_stop_later_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    class SignalRaised(Exception):
+        """What a signal handler raises."""
+
+    def interrupted(_: threading.Thread) -> None:
+        raise SignalRaised
+
+    with FakeBroker() as broker:
+        broker.create("orders", queues=2)
+        routes = BlockingRoutes([broker.address])
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", interrupted)
+            with pytest.raises(SignalRaised):
+                routes.get("orders", timeout=10)
+        assert len(routes.get("orders", timeout=10).publish) == 2
+        routes.close()

@@ -1,5 +1,7 @@
 """Writing to a peer that takes nothing: it ends, and those who may not wait do not."""
 
+import contextlib
+import signal
 import socket
 import threading
 from collections.abc import Iterator
@@ -9,7 +11,7 @@ import pytest
 
 from lanemq.model.errors import ConnectionLost, LaneError
 from lanemq.net.address import Address
-from lanemq.net.blocking import DuplexConnection
+from lanemq.net.blocking import BlockingConnection, DuplexConnection
 from lanemq.wire.command import RESPONSE_BIT, Command, FrameDecoder, encode_command
 
 MUCH = bytes(32 * 1024 * 1024)
@@ -113,3 +115,80 @@ def test_small_requests_that_the_replies_of_one_read_cause_leave_in_one_write(
         peer.close()
         link.close()
     assert len(recorded.writes) == writes
+
+
+class Interrupted(Exception):
+    """What a signal handler raises."""
+
+
+@pytest.fixture
+def _interrupted_soon() -> Iterator[None]:
+    """Raises in the main thread after a moment, in the middle of its write."""
+
+    def handle(*_: object) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, handle)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.usefixtures("_interrupted_soon")
+def test_nothing_follows_the_part_of_a_frame_that_an_interrupted_write_has_written() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        waiting = Waiting()
+        address = Address(*listening.getsockname())
+        link = DuplexConnection(address, on_lost=lambda _: waiting.lost.set(), write_timeout=60)
+        peer, _ = listening.accept()
+        with pytest.raises(Interrupted):
+            link.post(Command(1, 0, body=MUCH), waiting.replied)
+        link.post(Command(2, 0, body=b"next"), waiting.replied)
+        received = 0
+        with peer:
+            peer.settimeout(30)
+            while count := len(found := peer.recv(1 << 20)):
+                received += count
+                assert b"next" not in found, "the peer takes it for a part of the first body"
+        assert 0 < received < len(MUCH)
+        assert waiting.lost.wait(30)
+        link.close()
+        assert [type(error) for error in waiting.errors] == [ConnectionLost] * 2
+
+
+@pytest.mark.usefixtures("_interrupted_soon")
+def test_an_interrupted_request_closes_its_connection(deaf: Address) -> None:
+    connection = BlockingConnection(deaf)
+    with pytest.raises(Interrupted):
+        connection.request(Command(1, 0, body=MUCH), timeout=60)
+    with pytest.raises(ConnectionLost):
+        connection.request(Command(2, 0), timeout=60)
+
+
+class InterruptedLock:
+    """A lock, and a signal handler that raises as soon as `acquire` returns. It cannot come in between where a `with`
+    statement takes the lock."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.locked, self.release = self._lock.locked, self._lock.release
+
+    def acquire(self, blocking: bool = True) -> bool:
+        self._lock.acquire(blocking)
+        raise Interrupted
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def test_an_exception_behind_the_lock_of_writers_does_not_leave_it_locked(deaf: Address) -> None:
+    link, lock = DuplexConnection(deaf, on_lost=lambda _: None), InterruptedLock()
+    link._writing = lock  # type: ignore[assignment]
+    with contextlib.suppress(Interrupted):
+        link.post(Command(1, 0), lambda reply, error: None)
+    assert not lock.locked()
+    link.close()

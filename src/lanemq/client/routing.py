@@ -324,9 +324,9 @@ class BlockingRoutes(_CachedRoutes):
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
-        # What callers wait for; guarded by `_lock`, as is `_answering`: a thread works on it.
+        # What callers wait for; guarded by `_lock`, as is the thread that works on it.
         self._questions: dict[tuple[str, bool], _Question] = {}
-        self._answering = False
+        self._answering: threading.Thread | None = None
         # Held by the thread that uses the connections.
         self._asking = threading.Lock()
         self._connections: dict[Address, BlockingConnection] = {}
@@ -357,10 +357,15 @@ class BlockingRoutes(_CachedRoutes):
         """Asks for a route without waiting for it."""
         with self._lock:
             question = self._questions.setdefault((topic, provisional), _Question())
-            is_first, self._answering = not self._answering, True
-        if is_first:
+            # One that is not alive was not started: an exception of a signal handler came in between. At worst, two
+            # threads take turns.
+            is_first = self._answering is None or not self._answering.is_alive()
+            if is_first:
+                self._answering = threading.Thread(target=self._answer_all, name="lanemq-routes", daemon=True)
+            thread = self._answering
+        if is_first and thread is not None:
             try:
-                threading.Thread(target=self._answer_all, name="lanemq-routes", daemon=True).start()
+                thread.start()
             except RuntimeError:  # no more threads, or the interpreter is about to end
                 self._answer_all()
         return question
@@ -385,7 +390,7 @@ class BlockingRoutes(_CachedRoutes):
         while True:
             with self._lock:
                 if not self._questions:
-                    self._answering = False
+                    self._answering = None
                     return
                 (topic, provisional), question = next(iter(self._questions.items()))
             try:

@@ -113,7 +113,7 @@ class BlockingConnection:
         except OtherProtocol as error:
             self.close()
             raise RemoteProtocolError(f"{self.address} is no broker: {error}") from error
-        except LaneError:
+        except BaseException:  # also one of a signal handler: a part of the request may be written
             self.close()
             raise
 
@@ -192,14 +192,11 @@ class DuplexConnection:
         """
         if self._replies_left and threading.current_thread() is self._reader and self._is_little():
             return
-        while self._outgoing:
-            if not self._writing.acquire(blocking=False):
-                # The writer checks the queue again after it releases the lock, so it finds what was queued before.
-                break
-            try:
+        # The writer checks the queue again after it releases the lock, so it finds what was queued before. The lock is
+        # taken by a plain `with`, which an exception of a signal handler cannot interrupt before it will be released.
+        while self._outgoing and not self._writing.locked():
+            with self._writing:
                 self._write_lined_up()
-            finally:
-                self._writing.release()
         if not self.is_open:
             self._fail_all()
 
@@ -218,11 +215,16 @@ class DuplexConnection:
 
     def _write_lined_up(self) -> None:
         while self._outgoing:
-            frames = [self._outgoing.popleft() for _ in range(len(self._outgoing))]
             try:
+                frames = [self._outgoing.popleft() for _ in range(len(self._outgoing))]
                 self._socket.sendall(frames[0] if len(frames) == 1 else b"".join(frames))
             except OSError:
                 self._shut()
+            except BaseException:
+                # Of a signal handler: a part of a frame may be written, and the peer would take the next frame for the
+                # rest of it.
+                self._shut()
+                raise
 
     def forget(self, opaque: int) -> bool:
         """Stops waiting for a reply; false if it has been delivered already."""
