@@ -8,6 +8,7 @@ import errno
 import os
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -77,8 +78,9 @@ def lane_lock(patch: Patch) -> None:
     """Member: runs a lane on several workers at once, as RocketMQ would without its local queue lock."""
     real = LaneScheduler.add
 
-    def add(self: Any, queue: Any, start_offset: Any, order: Order, **named: Any) -> None:
-        real(self, queue, start_offset, Order.NONE, **named)
+    def add(self: Any, queue: Any, start: Any, **named: Any) -> None:
+        self._options = replace(self._options, order=Order.NONE)
+        real(self, queue, start, **named)
 
     patch(LaneScheduler, "add", add)
 
@@ -94,13 +96,13 @@ def drain(patch: Patch) -> None:
 
 def lease_end(patch: Patch) -> None:
     """Member: continues with a queue after its lease has ended."""
-    real = Scheduler.add
+    real = LaneScheduler.add
 
-    def add(self: Any, queue: Any, start: Any, usable_until: Any, *more: Any, **named: Any) -> None:
-        real(self, queue, start, NO_LEASE_NEEDED, *more, **named)
+    def add(self: Any, queue: Any, start: Any, **named: Any) -> None:
+        real(self, queue, start, **named | {"usable_until": NO_LEASE_NEEDED})
 
-    patch(Scheduler, "add", add)
-    patch(Scheduler, "set_usable_until", lambda self, queue, until: None)
+    patch(LaneScheduler, "add", add)
+    patch(LaneScheduler, "set_usable_until", lambda self, queue, deadline: None)
     patch(AssignedQueue, "may_pull", lambda self, *, now: True)
 
 
@@ -168,12 +170,12 @@ def lease_news(patch: Patch) -> None:
 
 def finished_ranges(patch: Patch) -> None:
     """Member: ignores what former owners finished above the offset of a queue."""
-    real = Scheduler.add
+    real = LaneScheduler.add
 
-    def add(self: Any, queue: Any, start: Any, usable_until: Any, *done: Any, **named: Any) -> None:
-        real(self, queue, start, usable_until, **named)
+    def add(self: Any, queue: Any, start: Any, **named: Any) -> None:
+        real(self, queue, start, **named | {"finished": NOTHING_FINISHED, "parked": ()})
 
-    patch(Scheduler, "add", add)
+    patch(LaneScheduler, "add", add)
 
 
 def progress_inside_a_run(patch: Patch) -> None:
@@ -183,21 +185,13 @@ def progress_inside_a_run(patch: Patch) -> None:
 
 def finished_span(patch: Patch) -> None:
     """Member: skips everything up to the last message that a former owner finished."""
-    real = Scheduler.add
+    real = LaneScheduler.add
 
-    def add(
-        self: Any,
-        queue: Any,
-        start: Any,
-        usable_until: Any,
-        done: FinishedRanges = NOTHING_FINISHED,
-        *more: Any,
-        **named: Any,
-    ) -> None:
-        span = FinishedRanges.of([(start, done.bounds[-1])]) if done else done
-        real(self, queue, start, usable_until, span, *more, **named)
+    def add(self: Any, queue: Any, start: Any, finished: FinishedRanges = NOTHING_FINISHED, **named: Any) -> None:
+        span = FinishedRanges.of([(start, finished.bounds[-1])]) if finished else finished
+        real(self, queue, start, finished=span, **named)
 
-    patch(Scheduler, "add", add)
+    patch(LaneScheduler, "add", add)
 
 
 def saved_offsets(patch: Patch) -> None:

@@ -18,8 +18,8 @@ from tests.fast.test_key_twins import LOGS, MESSAGES, log_of
 from lanemq.client.codec import BytesCodec
 from lanemq.client.consumer.turns.counting import TurnTimes
 from lanemq.client.consumer.turns.handler import Stop
-from lanemq.client.consumer.turns.in_progress import Worker
 from lanemq.client.message import Message, MessageSource
+from lanemq.core.consuming.busy_workers import Worker
 from lanemq.core.consuming.keyed_queue import KeyedQueue
 from lanemq.core.consuming.runs import FAILED, NO_LEASE_NEEDED, STOPPED, Lane, LaneRun, Order, RunPermit, grow
 from lanemq.model.queue import MessageQueue

@@ -16,8 +16,8 @@ SLOW = HoldKey(backoff=Backoff(0.5))
 
 
 def laid(policy: FailurePolicy = SLOW, order: Order = Order.KEY, keys: str = "aab") -> LaneScheduler[Msg]:
-    scheduler: LaneScheduler[Msg] = LaneScheduler(LaneOptions(policy=policy, run_limit=1))
-    scheduler.add(Q, QueueOffset(0), order, usable_until=NO_LEASE_NEEDED)
+    scheduler: LaneScheduler[Msg] = LaneScheduler(LaneOptions(policy=policy, order=order, run_limit=1))
+    scheduler.add(Q, QueueOffset(0), usable_until=NO_LEASE_NEEDED)
     messages = [Msg(offset, key) for offset, key in enumerate(keys)]
     assert scheduler.put(Q, messages, QueueOffset(len(keys)), pulled_from=QueueOffset(0))
     return scheduler
@@ -30,7 +30,7 @@ def begin(scheduler: LaneScheduler[Msg]) -> LaneRun[Msg]:
 
 
 def seen(scheduler: LaneScheduler[Msg], key: str, now: int = NOW) -> LaneView:
-    view = scheduler.view(Q, key, now=Millis(now))
+    view = scheduler.view_lane(Q, key, now=Millis(now))
     assert view is not None
     return view
 
@@ -72,14 +72,14 @@ def test_a_lane_shows_why_its_queue_may_not_run(what: str) -> None:
     if what == "lease":
         scheduler.set_usable_until(Q, NOT_LEASED)
     else:
-        scheduler.drain(Q)
+        scheduler.drain(Q, now=Millis(0))
     assert seen(scheduler, "a").state is (LaneActivity.UNLEASED if what == "lease" else LaneActivity.LEAVING)
 
 
 def test_a_queue_that_is_not_assigned_has_no_view() -> None:
     scheduler = laid()
     scheduler.drop(Q)
-    assert scheduler.view(Q, "a", now=NOW) is None
+    assert scheduler.view_lane(Q, "a", now=NOW) is None
 
 
 def test_a_stuck_key_costs_memory_per_range_not_per_message() -> None:

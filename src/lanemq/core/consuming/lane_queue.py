@@ -15,13 +15,17 @@ from typing import Generic
 from lanemq.core.consuming.flow_control import Cached
 from lanemq.core.consuming.lanes_at_broker import LanesAtBroker
 from lanemq.core.consuming.process_queue import ProcessQueue
-from lanemq.core.consuming.runs import Lane, LaneOrRun, LaneRun, M, Order, RunPermit
-from lanemq.core.consuming.views import LaneActivity, LaneView, QueueView
+from lanemq.core.consuming.runs import Lane, LaneOrRun, LaneRun, M, Order, RunPermit, Why
+from lanemq.core.consuming.views import Failing, LaneActivity, LaneView, QueueView
 from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
 from lanemq.core.lane_status import Failure
 from lanemq.model.errors import UsageError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
+
+REASON_CHARS = 500
+"""Maximum length of an error text that is kept; some errors carry whole documents."""
+_STILL_FAILING = (Why.HELD, Why.GIVE, Why.ROLLED_BACK, Why.PARKED)
 
 
 class LaneQueue(RunPermit, ABC, Generic[M]):
@@ -43,8 +47,8 @@ class LaneQueue(RunPermit, ABC, Generic[M]):
         self.failures: dict[int, int] = {}
         # Unfinished messages that run in a batch of their own, because a batch with them failed as a whole.
         self.alone: set[int] = set()
-        # The last committable offset that was returned to the caller.
-        self.reported = QueueOffset(-1)
+        # Lanes that failed and have not succeeded since. Lanes without a failure have no entry and cost nothing.
+        self.failing: dict[str | None, Failing] = {}
 
     @property
     @abstractmethod
@@ -138,6 +142,20 @@ class LaneQueue(RunPermit, ABC, Generic[M]):
     def reset_failures(self, lane: Lane[M]) -> None:
         """Counts the lane's failures from zero again."""
 
+    def count_failures(self, messages: Iterable[M]) -> None:
+        for message in messages:
+            self.failures[message.queue_offset] = self.failures.get(message.queue_offset, 0) + 1
+
+    def note_failing(self, run: LaneRun[M], why: Why, reason: str, now: Millis) -> None:
+        """Remembers since when the lane of a run fails, and why, until it succeeds."""
+        known = self.failing.get(run.key)
+        if why in _STILL_FAILING:
+            if reason or known is not None:
+                since = now if known is None else known.since
+                self.failing[run.key] = Failing(since, run.messages[0].queue_offset, reason[:REASON_CHARS])
+        elif known is not None and why is not Why.STOPPED:
+            del self.failing[run.key]
+
     def forget(self) -> None:
         """Frees the memory of a dropped queue."""
         self.ready.clear()
@@ -162,11 +180,17 @@ class LaneQueue(RunPermit, ABC, Generic[M]):
             ),
         )
 
-    def view_lane(self, key: str | None, timers: Iterable[tuple[Millis, Lane[M] | None]], now: Millis) -> LaneView:
-        """What the lane of a key is doing; `timers` are those of this queue."""
-        lane = self.lane(key)
+    def view_lane(
+        self,
+        key: str | None,
+        timers: Iterable[tuple[Millis, Lane[M] | None]],
+        now: Millis,
+        began: Millis | None,
+    ) -> LaneView:
+        """What the lane of a key is doing; `timers` are those of this queue, `began` is when its run began."""
+        lane, failing = self.lane(key), self.failing.get(None if self.order is Order.QUEUE else key)
         if lane is None:
-            return LaneView(LaneActivity.EMPTY, self.order, self.committable, self.next_offset)
+            return LaneView(LaneActivity.EMPTY, self.order, self.committable, self.next_offset, failing=failing)
         head, waiting = self.waiting_in(lane)
         until = min((when for when, held in timers if held is lane and when > now), default=None)
         state = self._lane_state(lane, until, now, empty=head is None)
@@ -179,6 +203,8 @@ class LaneQueue(RunPermit, ABC, Generic[M]):
             attempts=0 if head is None else self.failures.get(head, 0),
             until=self.held_until if state is LaneActivity.QUEUE_HELD else until,
             waiting=waiting,
+            began=began,
+            failing=failing,
         )
 
     def _lane_state(self, lane: Lane[M], until: Millis | None, now: Millis, *, empty: bool) -> LaneActivity:
