@@ -27,7 +27,7 @@ from lanemq.core.brokering.dedup import Fresh, Gap, ProducerTable
 from lanemq.core.brokering.keep_alive import KeepAlives
 from lanemq.core.brokering.lock_table import Current, Lease, LockGrant, LockTable
 from lanemq.core.brokering.membership import Membership
-from lanemq.core.consuming.keyed_queue import KeyedQueue
+from lanemq.core.consuming.lane_queue import LaneQueue
 from lanemq.core.consuming.lanes_at_broker import LanesAtBroker
 from lanemq.core.consuming.queue_lease import QueueLease
 from lanemq.core.consuming.runs import DONE, FAILED, NO_LEASE_NEEDED, Order
@@ -273,14 +273,14 @@ def stamp_check(patch: Patch) -> None:
 
 def first_unfinished(patch: Patch) -> None:
     """Member: commits what it has fetched instead of what it has finished."""
-    patch(KeyedQueue, "committable", property(lambda self: self._next))
-    patch(KeyedQueue, "finished_ranges", lambda self: NOTHING_FINISHED)
+    patch(LaneQueue, "committable", property(lambda self: self._next))
+    patch(LaneQueue, "finished_ranges", lambda self: NOTHING_FINISHED)
 
 
 def off_by_one(patch: Patch) -> None:
     """Member: commits one offset too many, past the first unfinished message."""
-    real = KeyedQueue.committable.fget  # type: ignore[attr-defined]
-    patch(KeyedQueue, "committable", property(lambda self: min(real(self) + 1, self._next)))
+    real = LaneQueue.committable.fget  # type: ignore[attr-defined]
+    patch(LaneQueue, "committable", property(lambda self: min(real(self) + 1, self._next)))
 
 
 def wide_ranges(patch: Patch) -> None:
@@ -290,7 +290,7 @@ def wide_ranges(patch: Patch) -> None:
         first = self.committable + 1
         return FinishedRanges.of([(first, self._next)]) if first < self._next else NOTHING_FINISHED
 
-    patch(KeyedQueue, "finished_ranges", finished_ranges)
+    patch(LaneQueue, "finished_ranges", finished_ranges)
 
 
 def hold(patch: Patch) -> None:

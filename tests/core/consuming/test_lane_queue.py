@@ -9,7 +9,6 @@ from tests.core.consuming.scheduler_fixture import Msg, Q, R
 
 from lanemq.core.backoff import Backoff
 from lanemq.core.consuming.flow_control import Cached
-from lanemq.core.consuming.keyed_queue import KeyedQueue
 from lanemq.core.consuming.retry_policy import FailurePolicy, HoldKey, HoldQueue
 from lanemq.core.consuming.runs import (
     DONE,
@@ -184,8 +183,7 @@ class Promises(RuleBasedStateMachine):
             assert self.scheduler.committable(queue) == self.pulled[queue]
             assert self.scheduler.cached(queue) == Cached(0, 0, 0)
             lane_queue = self.scheduler._queues[queue]
-            if isinstance(lane_queue, KeyedQueue):
-                lane_queue._forget_failures()  # which it does when there are many
+            lane_queue._forget_failures()  # which it does when there are many
             assert not lane_queue.failures, "counts of finished messages would pile up"
 
 

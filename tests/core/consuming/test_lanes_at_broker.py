@@ -21,7 +21,7 @@ from tests.core.consuming.lanes_at_broker_fixture import (
 )
 
 from lanemq.core.backoff import Backoff
-from lanemq.core.consuming.keyed_queue import KeyedQueue
+from lanemq.core.consuming.lane_queue import LaneQueue
 from lanemq.core.consuming.lanes_at_broker import (
     NextRequest,
     ParkedAtBroker,
@@ -290,7 +290,7 @@ def test_messages_of_a_lane_that_ended_do_not_run_when_they_are_pulled_after_it(
 
 def test_without_the_end_of_the_lane_its_messages_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control of the test before."""
-    monkeypatch.setattr(KeyedQueue, "lane_ended", lambda *_: None)
+    monkeypatch.setattr(LaneQueue, "lane_ended", lambda *_: None)
     again = run(pulled_after_the_lane_ended())
     assert again is not None
     assert again.messages == (M(0, "k"), M(1, "k"))

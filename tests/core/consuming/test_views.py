@@ -4,7 +4,7 @@ import pytest
 from tests.core.consuming.scheduler_fixture import Msg, Q
 
 from lanemq.core.backoff import Backoff
-from lanemq.core.consuming.keyed_queue import FOLD_AT
+from lanemq.core.consuming.lane_queue import FOLD_AT
 from lanemq.core.consuming.retry_policy import FailurePolicy, HoldKey, HoldQueue, Park
 from lanemq.core.consuming.runs import DONE, FAILED, NO_LEASE_NEEDED, NOT_LEASED, LaneOptions, LaneRun, Order
 from lanemq.core.consuming.scheduler import LaneScheduler
@@ -96,7 +96,7 @@ def test_a_stuck_key_costs_memory_per_range_not_per_message() -> None:
     assert scheduler.finished_ranges(Q).ranges() == [(1, at)]
     assert scheduler.cached(Q).count == 1
     assert scheduler.committable(Q) == 0
-    kept = scheduler._queues[Q]._unfinished  # type: ignore[attr-defined]
+    kept = scheduler._queues[Q]._unfinished
     assert (len(kept), kept.finished_count <= FOLD_AT) == (1, True)
     scheduler.finish(stuck, DONE, now=NOW)
     assert scheduler.committable(Q) == at

@@ -22,8 +22,8 @@ from operator import attrgetter
 from typing import Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from lanemq._fast import compiled
-from lanemq.core.consuming.process_queue import OffsetMessage
 from lanemq.core.consuming.retry_policy import DEFAULT_POLICY, FailurePolicy
+from lanemq.core.consuming.unfinished import OffsetMessage
 from lanemq.model.errors import InvalidOption
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis

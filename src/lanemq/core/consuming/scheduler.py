@@ -22,8 +22,7 @@ from typing import Generic, NamedTuple
 
 from lanemq.core.consuming.busy_workers import BusyWorkers, Worker
 from lanemq.core.consuming.flow_control import Cached
-from lanemq.core.consuming.keyed_queue import KeyedQueue
-from lanemq.core.consuming.lane_queue import LaneQueue, WholeQueue
+from lanemq.core.consuming.lane_queue import LaneQueue
 from lanemq.core.consuming.lanes_at_broker import LanesAtBroker, ParkedAtBroker
 from lanemq.core.consuming.ready_line import ReadyLine
 from lanemq.core.consuming.retry_policy import KEPT_MESSAGES, Again, DeadLetter, Give, HoldKey, after, again
@@ -116,20 +115,10 @@ class LaneScheduler(Generic[M]):
         options = self._options
         if queue in self._queues:
             raise UsageError(f"{queue} is assigned already: drop it before adding it again")
-        if options.order is Order.QUEUE:
-            self._queues[queue] = WholeQueue(queue, start_offset, usable_until, auto=options.auto_commit)
-        else:
-            self._queues[queue] = KeyedQueue(
-                queue,
-                start_offset,
-                usable_until,
-                options.order,
-                options.batch_size,
-                finished,
-                parked,
-                sets_aside=broker_parks and self._uses_broker,
-                keep=self._keep,
-            )
+        sets_aside = broker_parks and self._uses_broker
+        self._queues[queue] = LaneQueue(
+            queue, start_offset, usable_until, options, finished, parked, sets_aside=sets_aside, keep=self._keep
+        )
 
     def put(
         self,

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.core.consuming.scheduler_fixture import Msg, Q, SchedulerFixture, offsets
 
-from lanemq.core.consuming.keyed_queue import KeyedQueue
+from lanemq.core.consuming.lane_queue import LaneQueue
 from lanemq.core.consuming.retry_policy import HoldKey
-from lanemq.core.consuming.runs import DONE, NO_LEASE_NEEDED, LaneRun, Order
+from lanemq.core.consuming.runs import DONE, NO_LEASE_NEEDED, LaneOptions, LaneRun, Order
 from lanemq.model.units import QueueOffset
 
 
@@ -82,7 +82,7 @@ def test_runs_of_a_dropped_queue_are_ignored() -> None:
 
 
 def test_a_message_that_arrives_during_a_run_waits_behind_what_returns() -> None:
-    home: KeyedQueue[Msg] = KeyedQueue(Q, QueueOffset(0), NO_LEASE_NEEDED, Order.KEY, 1)
+    home: LaneQueue[Msg] = LaneQueue(Q, QueueOffset(0), NO_LEASE_NEEDED, LaneOptions())
     home.put([Msg(0, "a"), Msg(1, "a")], QueueOffset(2))
     home.ready.popleft()
     lane = home.lane("a")
