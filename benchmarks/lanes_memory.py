@@ -19,12 +19,12 @@ from tests.wire.encoding import encode_record
 
 from benchmarks.harness import report
 from lanemq.client.codec import BytesCodec
-from lanemq.client.consumer.turns.in_progress import Worker
-from lanemq.client.consumer.turns.scheduler import Scheduler
+from lanemq.client.consumer.turns.counting import TurnTimes
+from lanemq.client.consumer.turns.scheduler import MessageWorker, Scheduler
 from lanemq.client.consumer.turns.workers import run_worker
 from lanemq.client.message import Message, MessageSource, read_messages
 from lanemq.clock import SystemClock
-from lanemq.core.consuming.runs import NO_LEASE_NEEDED, LaneOptions, Order
+from lanemq.core.consuming.runs import NO_LEASE_NEEDED, LaneOptions
 from lanemq.core.consuming.scheduler import LaneScheduler
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, QueueOffset
@@ -73,8 +73,9 @@ def main() -> None:
     with_messages = tracemalloc.get_traced_memory()[0]
     scheduler, mutex = _timed_scheduler()
     for queue, messages in zip(queues, pulls, strict=True):
-        scheduler.add(queue, QueueOffset(0), NO_LEASE_NEEDED)
-        scheduler.put(queue, messages, QueueOffset(len(messages)), QueueOffset(0))
+        with scheduler as lanes:
+            lanes.add(queue, QueueOffset(0), usable_until=NO_LEASE_NEEDED)
+            lanes.put(queue, messages, QueueOffset(len(messages)), pulled_from=QueueOffset(0))
     lanes = tracemalloc.get_traced_memory()[0] - with_messages
     tracemalloc.stop()
     more = {"queues": QUEUES, "keys": KEYS, "target": 1000}
@@ -89,10 +90,9 @@ def main() -> None:
 
 
 def _timed_scheduler() -> tuple[Scheduler, TimedLock]:
-    scheduler, mutex = Scheduler(LaneScheduler(LaneOptions()), Order.KEY, SystemClock()), TimedLock()
+    scheduler, mutex = Scheduler(LaneScheduler(LaneOptions()), SystemClock()), TimedLock()
     setattr(scheduler, "_mutex", mutex)  # noqa: B010 - measured from outside, there is no option for it
     setattr(scheduler, "_changed", threading.Condition(mutex))  # type: ignore[arg-type]  # noqa: B010
-    setattr(scheduler, "_effects", type(scheduler._effects)(mutex, scheduler._take_effects))  # type: ignore[arg-type]  # noqa: B010, SLF001
     return scheduler, mutex
 
 
@@ -121,9 +121,9 @@ def _work(scheduler: Scheduler, calls: list[Call]) -> tuple[float, float]:
             scheduler.close()
 
     def worker() -> None:
-        worker = Worker()
+        worker = MessageWorker()
         while scheduler.take_runs(worker):
-            run_worker(worker, handler, 1, SystemClock())
+            run_worker(worker, handler, 1, SystemClock(), TurnTimes())
 
     threads = [threading.Thread(target=worker) for _ in range(WORKERS)]
     began = time.perf_counter()
@@ -142,5 +142,5 @@ def _verdict(scheduler: Scheduler, queues: list[MessageQueue], calls: list[Call]
     overlaps = sum(first[4] > then[3] for lane in lanes.values() for first, then in pairwise(lane))
     backwards = sum(first[2] > then[2] for lane in lanes.values() for first, then in pairwise(lane))
     once = len(calls) == len({call[:3] for call in calls}) == KEYS
-    ended = all(scheduler.committable(queue) == KEYS_EACH for queue in queues)
+    ended = all((scheduler.progress(queue) or (0,))[0] == KEYS_EACH for queue in queues)
     return "PASS" if once and ended and not overlaps and not backwards else "VIOLATION"

@@ -8,6 +8,7 @@ import errno
 import os
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -26,7 +27,7 @@ from lanemq.core.brokering.dedup import Fresh, Gap, ProducerTable
 from lanemq.core.brokering.keep_alive import KeepAlives
 from lanemq.core.brokering.lock_table import Current, Lease, LockGrant, LockTable
 from lanemq.core.brokering.membership import Membership
-from lanemq.core.consuming.keyed_queue import KeyedQueue
+from lanemq.core.consuming.lane_queue import LaneQueue
 from lanemq.core.consuming.lanes_at_broker import LanesAtBroker
 from lanemq.core.consuming.queue_lease import QueueLease
 from lanemq.core.consuming.runs import DONE, FAILED, NO_LEASE_NEEDED, Order
@@ -77,8 +78,9 @@ def lane_lock(patch: Patch) -> None:
     """Member: runs a lane on several workers at once, as RocketMQ would without its local queue lock."""
     real = LaneScheduler.add
 
-    def add(self: Any, queue: Any, start_offset: Any, order: Order, **named: Any) -> None:
-        real(self, queue, start_offset, Order.NONE, **named)
+    def add(self: Any, queue: Any, start: Any, **named: Any) -> None:
+        self._options = replace(self._options, order=Order.NONE)
+        real(self, queue, start, **named)
 
     patch(LaneScheduler, "add", add)
 
@@ -94,13 +96,13 @@ def drain(patch: Patch) -> None:
 
 def lease_end(patch: Patch) -> None:
     """Member: continues with a queue after its lease has ended."""
-    real = Scheduler.add
+    real = LaneScheduler.add
 
-    def add(self: Any, queue: Any, start: Any, usable_until: Any, *more: Any, **named: Any) -> None:
-        real(self, queue, start, NO_LEASE_NEEDED, *more, **named)
+    def add(self: Any, queue: Any, start: Any, **named: Any) -> None:
+        real(self, queue, start, **named | {"usable_until": NO_LEASE_NEEDED})
 
-    patch(Scheduler, "add", add)
-    patch(Scheduler, "set_usable_until", lambda self, queue, until: None)
+    patch(LaneScheduler, "add", add)
+    patch(LaneScheduler, "set_usable_until", lambda self, queue, deadline: None)
     patch(AssignedQueue, "may_pull", lambda self, *, now: True)
 
 
@@ -168,12 +170,12 @@ def lease_news(patch: Patch) -> None:
 
 def finished_ranges(patch: Patch) -> None:
     """Member: ignores what former owners finished above the offset of a queue."""
-    real = Scheduler.add
+    real = LaneScheduler.add
 
-    def add(self: Any, queue: Any, start: Any, usable_until: Any, *done: Any, **named: Any) -> None:
-        real(self, queue, start, usable_until, **named)
+    def add(self: Any, queue: Any, start: Any, **named: Any) -> None:
+        real(self, queue, start, **named | {"finished": NOTHING_FINISHED, "parked": ()})
 
-    patch(Scheduler, "add", add)
+    patch(LaneScheduler, "add", add)
 
 
 def progress_inside_a_run(patch: Patch) -> None:
@@ -183,21 +185,13 @@ def progress_inside_a_run(patch: Patch) -> None:
 
 def finished_span(patch: Patch) -> None:
     """Member: skips everything up to the last message that a former owner finished."""
-    real = Scheduler.add
+    real = LaneScheduler.add
 
-    def add(
-        self: Any,
-        queue: Any,
-        start: Any,
-        usable_until: Any,
-        done: FinishedRanges = NOTHING_FINISHED,
-        *more: Any,
-        **named: Any,
-    ) -> None:
-        span = FinishedRanges.of([(start, done.bounds[-1])]) if done else done
-        real(self, queue, start, usable_until, span, *more, **named)
+    def add(self: Any, queue: Any, start: Any, finished: FinishedRanges = NOTHING_FINISHED, **named: Any) -> None:
+        span = FinishedRanges.of([(start, finished.bounds[-1])]) if finished else finished
+        real(self, queue, start, finished=span, **named)
 
-    patch(Scheduler, "add", add)
+    patch(LaneScheduler, "add", add)
 
 
 def saved_offsets(patch: Patch) -> None:
@@ -279,14 +273,14 @@ def stamp_check(patch: Patch) -> None:
 
 def first_unfinished(patch: Patch) -> None:
     """Member: commits what it has fetched instead of what it has finished."""
-    patch(KeyedQueue, "committable", property(lambda self: self._next))
-    patch(KeyedQueue, "finished_ranges", lambda self: NOTHING_FINISHED)
+    patch(LaneQueue, "committable", property(lambda self: self._next))
+    patch(LaneQueue, "finished_ranges", lambda self: NOTHING_FINISHED)
 
 
 def off_by_one(patch: Patch) -> None:
     """Member: commits one offset too many, past the first unfinished message."""
-    real = KeyedQueue.committable.fget  # type: ignore[attr-defined]
-    patch(KeyedQueue, "committable", property(lambda self: min(real(self) + 1, self._next)))
+    real = LaneQueue.committable.fget  # type: ignore[attr-defined]
+    patch(LaneQueue, "committable", property(lambda self: min(real(self) + 1, self._next)))
 
 
 def wide_ranges(patch: Patch) -> None:
@@ -296,7 +290,7 @@ def wide_ranges(patch: Patch) -> None:
         first = self.committable + 1
         return FinishedRanges.of([(first, self._next)]) if first < self._next else NOTHING_FINISHED
 
-    patch(KeyedQueue, "finished_ranges", finished_ranges)
+    patch(LaneQueue, "finished_ranges", finished_ranges)
 
 
 def hold(patch: Patch) -> None:

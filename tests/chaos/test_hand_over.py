@@ -1,6 +1,7 @@
 """The hand-over of a queue: how long it waits for its handlers, and what ends the wait."""
 
 import asyncio
+import contextlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ from lanemq.client.consumer.queues.leases import LeaseKeeper
 from lanemq.client.consumer.turns.scheduler import Scheduler
 from lanemq.clock import SystemClock
 from lanemq.core.consuming.queue_lease import LANE_TIMES, QueueLease
-from lanemq.core.consuming.runs import DONE, NO_LEASE_NEEDED, LaneOptions, LaneRun, Order
+from lanemq.core.consuming.runs import DONE, NO_LEASE_NEEDED, LaneOptions, LaneRun
 from lanemq.core.consuming.scheduler import LaneScheduler
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis, QueueOffset
@@ -22,12 +23,15 @@ LONG_MS = 10_000
 
 
 def two_running_turns() -> tuple[Scheduler, list[LaneRun]]:  # type: ignore[type-arg]
-    scheduler = Scheduler(LaneScheduler(LaneOptions()), Order.KEY, SystemClock())
-    scheduler.add(QUEUE, QueueOffset(0), NO_LEASE_NEEDED)
-    scheduler.put(QUEUE, [message(0, key="x"), message(1, key="y")], QueueOffset(2), QueueOffset(0))
+    scheduler = Scheduler(LaneScheduler(LaneOptions()), SystemClock())
+    messages = [message(0, key="x"), message(1, key="y")]
+    with scheduler as lanes:
+        lanes.add(QUEUE, QueueOffset(0), usable_until=NO_LEASE_NEEDED)
+        lanes.put(QUEUE, messages, QueueOffset(2), pulled_from=QueueOffset(0))
     runs = [scheduler.take_run(0), scheduler.take_run(0)]
     assert all(runs)
-    scheduler.drain(QUEUE)
+    with scheduler as lanes:
+        lanes.drain(QUEUE, now=Millis(0))
     return scheduler, runs  # type: ignore[return-value]
 
 
@@ -54,7 +58,8 @@ def test_a_queue_that_is_lost_while_it_drains_ends_the_wait() -> None:
         scheduler, _ = two_running_turns()
         waiting = asyncio.create_task(scheduler.drained(QUEUE, LONG_MS))
         await asyncio.sleep(0)
-        scheduler.drop(QUEUE)
+        with scheduler as lanes:
+            lanes.drop(QUEUE)
         return await asyncio.wait_for(waiting, LONG_MS / 2_000)
 
     assert asyncio.run(play())
@@ -64,7 +69,7 @@ def test_a_renewal_is_recorded_before_its_turns() -> None:
     """Otherwise the turns in the history would seem to start after their lease had ended."""
     order: list[str] = []
     history = SimpleNamespace(on=True, lease_renewed=lambda *_, **__: order.append("history"))
-    scheduler = SimpleNamespace(set_usable_until=lambda *_: order.append("scheduler"))
+    scheduler = contextlib.nullcontext(SimpleNamespace(set_usable_until=lambda *_: order.append("scheduler")))
     lease = QueueLease(Millis(9))
     lease.granted(Epoch(1), asked_at=Millis(2))
     assigned = assigned_queue(QUEUE, lease, LANE_TIMES, scheduler=scheduler)

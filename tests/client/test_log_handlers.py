@@ -24,7 +24,7 @@ from lanemq.background_log import LINES, ClientLog
 from lanemq.client.consumer.turns import scheduler
 from lanemq.client.receipt import Receipt
 from lanemq.clock import SystemClock
-from lanemq.core.consuming.runs import LaneOptions, Order
+from lanemq.core.consuming.runs import LaneOptions
 from lanemq.core.consuming.scheduler import LaneScheduler
 from lanemq.model.errors import Closed, LaneError
 from lanemq.net import rate_limited_log
@@ -407,7 +407,7 @@ def test_an_asyncio_consumer_holds_no_lock_while_it_calls_the_program(
 def test_a_lock_that_is_held_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative control: a consumer that logs under the lock of its scheduler."""
     with tracked_locks(monkeypatch) as held:
-        mutex = scheduler.Scheduler(LaneScheduler(LaneOptions()), Order.KEY, SystemClock())._mutex
+        mutex = scheduler.Scheduler(LaneScheduler(LaneOptions()), SystemClock())._mutex
         held.check("log: free")
         assert held.violations == []
         with mutex:

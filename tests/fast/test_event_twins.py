@@ -18,8 +18,8 @@ from lanemq.client.codec import BytesCodec, decoder_for
 from lanemq.client.codec import JsonCodec as Json
 from lanemq.client.consumer.turns.counting import TurnTimes
 from lanemq.client.consumer.turns.handler import Stop
-from lanemq.client.consumer.turns.in_progress import Worker
 from lanemq.client.message import Message, MessageSource
+from lanemq.core.consuming.busy_workers import Worker
 from lanemq.core.consuming.runs import FAILED, NO_LEASE_NEEDED, LaneRun, RunPermit
 from lanemq.model.errors import CodecError, Undecodable
 from lanemq.model.queue import MessageQueue

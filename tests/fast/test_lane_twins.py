@@ -18,10 +18,10 @@ from tests.fast.test_key_twins import LOGS, MESSAGES, log_of
 from lanemq.client.codec import BytesCodec
 from lanemq.client.consumer.turns.counting import TurnTimes
 from lanemq.client.consumer.turns.handler import Stop
-from lanemq.client.consumer.turns.in_progress import Worker
 from lanemq.client.message import Message, MessageSource
-from lanemq.core.consuming.keyed_queue import KeyedQueue
-from lanemq.core.consuming.runs import FAILED, NO_LEASE_NEEDED, STOPPED, Lane, LaneRun, Order, RunPermit, grow
+from lanemq.core.consuming.busy_workers import Worker
+from lanemq.core.consuming.lane_queue import LaneQueue
+from lanemq.core.consuming.runs import FAILED, NO_LEASE_NEEDED, STOPPED, Lane, LaneOptions, LaneRun, RunPermit, grow
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis, QueueOffset
 
@@ -77,7 +77,7 @@ def test_a_message_that_its_own_codec_leads_to_is_collected(waiting: bool) -> No
     kept = twins["make_messages"](Message, source, log_of([("T", b"", "")]), waiting)
     if waiting:
         assert not gc.is_tracked(kept[0])
-        home: KeyedQueue[Message] = KeyedQueue(Q, QueueOffset(0), NO_LEASE_NEEDED, Order.KEY, 1)
+        home: LaneQueue[Message] = LaneQueue(Q, QueueOffset(0), NO_LEASE_NEEDED, LaneOptions())
         home.put(kept, QueueOffset(1))
         twins["take_runs"](home, 1, 1, 9, count(1))
         del home
@@ -122,7 +122,7 @@ class Side:
 
     def __init__(self, chosen: dict[str, Any]) -> None:
         self.do = chosen
-        self.home: KeyedQueue[Msg] = KeyedQueue(Q, QueueOffset(0), NO_LEASE_NEEDED, Order.KEY, 1)
+        self.home: LaneQueue[Msg] = LaneQueue(Q, QueueOffset(0), NO_LEASE_NEEDED, LaneOptions())
         self.lanes: dict[str | None, Any] = {}
         self.unfinished: Any = chosen["UnfinishedOffsets"]()
         self.running: list[LaneRun[Msg]] = []

@@ -14,7 +14,7 @@ from tests.sim.two_processes import ADDRESS, Received, TwoProcesses
 from lanemq.client.consumer.queues.offsets import OffsetKeeper
 from lanemq.client.consumer.turns.async_scheduler import AsyncScheduler
 from lanemq.clock import SystemClock
-from lanemq.core.consuming.runs import LaneOptions, Order
+from lanemq.core.consuming.runs import LaneOptions
 from lanemq.core.consuming.scheduler import LaneScheduler
 from lanemq.history import History
 from lanemq.model.errors import BrokerReadOnly
@@ -58,7 +58,7 @@ def test_a_cancellation_at_the_moment_of_a_turn_takes_effect() -> None:
     """Otherwise `asyncio.timeout` around `poll` never ends."""
 
     async def main() -> None:
-        scheduler = AsyncScheduler(LaneScheduler(LaneOptions()), Order.KEY, SystemClock())
+        scheduler = AsyncScheduler(LaneScheduler(LaneOptions()), SystemClock())
         task = asyncio.create_task(scheduler.take_run_async(10))
         await asyncio.sleep(0)
         scheduler.close()

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 from lanemq.client.codec import codec_named
 from lanemq.client.consumer.app import App, is_in_event_loop
 from lanemq.client.consumer.turns.counting import TurnTimes
-from lanemq.client.consumer.turns.in_progress import MessageRun, Worker
+from lanemq.client.consumer.turns.scheduler import MessageRun, MessageWorker
 from lanemq.client.consumer.turns.send_back import DeadLetterSender
 from lanemq.client.consumer.turns.subscription import ActiveSubscription, Subscription
 from lanemq.client.consumer.turns.workers import RunEnd, RunReporter, log_end, run_worker, run_worker_async, stopped_at
@@ -189,7 +189,8 @@ class TestApp:
         """Lets a parked lane try again, as an operator's redrive does; false if it is not parked."""
         wanted = None if key is None else key_text(key)
         found = self._topic(topic)
-        return found.active.scheduler.resume(found.queue, wanted)
+        with found.active.scheduler as lanes:
+            return lanes.resume(found.queue, wanted)
 
     # the life of the app
 
@@ -238,7 +239,7 @@ class TestApp:
         return ran
 
     async def _run(self, active: ActiveSubscription, run: MessageRun) -> None:
-        plan, worker, before = active.subscription, Worker(), len(self.turns)
+        plan, worker, before = active.subscription, MessageWorker(), len(self.turns)
         worker.waiting.append(run)
         if plan.async_handler is not None:
             ran = await run_worker_async(worker, plan.async_handler, plan.batch_size, self._clock, TurnTimes())
@@ -288,7 +289,7 @@ class TestApp:
             found.put(copy.decoded_by(self._codec))
 
     def _due_times(self) -> list[int]:
-        waits = [each.active.scheduler.next_retry() for each in self._topics.values()]
+        waits = [each.next_retry() for each in self._topics.values()]
         return [each for each in (*waits, *(due for due, _, _ in self._later[:1])) if each is not None]
 
     def _topic(self, name: str) -> "_TestTopic":
@@ -327,16 +328,25 @@ class _TestTopic:
         self.active = ActiveSubscription(subscription, clock)
         self.queue = Message.fake(topic=subscription.topic).queue
         self.next_offset = 0
-        self.active.scheduler.add(self.queue, QueueOffset(0), NO_LEASE_NEEDED)
+        with self.active.scheduler as lanes:
+            lanes.add(self.queue, QueueOffset(0), usable_until=NO_LEASE_NEEDED)
 
     def put(self, message: Message) -> None:
         """Adds a message, unless the subscription filters its tag out."""
         at, self.next_offset = self.next_offset, self.next_offset + 1
         accepted = [message] if self.active.subscription.filter.accepts(message.tag) else []
-        self.active.scheduler.put(self.queue, accepted, QueueOffset(self.next_offset), QueueOffset(at))
+        with self.active.scheduler as lanes:
+            lanes.put(self.queue, accepted, QueueOffset(self.next_offset), pulled_from=QueueOffset(at))
 
     def parked_keys(self) -> tuple[str | None, ...]:
-        return self.active.scheduler.snapshot()[self.queue].parked
+        with self.active.scheduler as lanes:
+            view = lanes.view(self.queue)
+        return () if view is None else view.parked
+
+    def next_retry(self) -> Millis | None:
+        """When a held lane may run again, if nothing else happens; None if none waits."""
+        with self.active.scheduler as lanes:
+            return lanes.wait().until
 
 
 class _Recorder(DeadLetterSender):

@@ -18,6 +18,7 @@ from lanemq.client.consumer.pull_stream import Pulled, one_pull
 from lanemq.client.consumer.queues.assigned_queue import AssignedQueue, StartPosition
 from lanemq.client.consumer.queues.link import BrokerLink
 from lanemq.client.consumer.turns.handler import HandlerCall, async_batch_handler
+from lanemq.client.consumer.turns.scheduler import Scheduler
 from lanemq.client.consumer.turns.subscription import Subscription
 from lanemq.client.message import Message, MessageSource, read_messages
 from lanemq.client.topic_route import BrokerRoute, TopicRoute
@@ -283,11 +284,22 @@ class FakeRoutes:
     def unreachable(self, topic: str) -> None: ...
 
 
+def committable(scheduler: Scheduler, which: MessageQueue) -> QueueOffset | None:
+    """The first unfinished offset of a queue, also of runs that are in progress."""
+    progress = scheduler.progress(which)
+    return None if progress is None else progress[0]
+
+
 class FakeScheduler:
     """Records until when turns may start, by queue."""
 
     def __init__(self) -> None:
         self.usable_until: dict[MessageQueue, Millis] = {}
+
+    def __enter__(self) -> "FakeScheduler":
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
 
     def set_usable_until(self, which: MessageQueue, until: Millis) -> None:
         self.usable_until[which] = until

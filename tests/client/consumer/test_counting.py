@@ -10,8 +10,8 @@ from tests.client.virtual_time import ManualClock
 
 from lanemq.client.consumer.turns.counting import TURN_LIMITS, ConsumerCounts, TurnTimes
 from lanemq.client.consumer.turns.handler import Stop
-from lanemq.client.consumer.turns.in_progress import Worker
 from lanemq.client.consumer.turns.workers import run_worker, run_worker_async
+from lanemq.core.consuming.busy_workers import Worker
 from lanemq.core.consuming.runs import FAILED
 
 SPENT_MS = (0, 3, 40, 2_000, 400_000)

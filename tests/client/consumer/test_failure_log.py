@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.client.consumer.fakes import queue
+from tests.client.consumer.fakes import committable, queue
 from tests.client.consumer.worker_fixture import WorkerFixture
 
 from lanemq.client.consumer.turns.handler import (
@@ -26,6 +26,12 @@ def said(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str, bool]]:
 PLACE = "topic=orders queue=orders/a/0 offset=0 key='k'"
 
 
+def parked(fixture: WorkerFixture) -> bool:
+    with fixture.scheduler as lanes:
+        view = lanes.view(queue(0))
+    return view is not None and bool(view.parked)
+
+
 def run_to_the_end(handler: Callable[..., Any], caplog: pytest.LogCaptureFixture, **plan: Any) -> None:
     caplog.set_level("INFO")
     fields = {"body": plan.pop("body", b"{}")}
@@ -34,9 +40,7 @@ def run_to_the_end(handler: Callable[..., Any], caplog: pytest.LogCaptureFixture
     def scenario(fixture: WorkerFixture) -> None:
         fixture.add(queue(0))
         fixture.put(queue(0), 1, **fields)
-        fixture.wait(
-            lambda: fixture.scheduler.committable(queue(0)) == 1 or fixture.scheduler.snapshot()[queue(0)].parked
-        )
+        fixture.wait(lambda: committable(fixture.scheduler, queue(0)) == 1 or parked(fixture))
 
     fixture.run(scenario)
 

@@ -3,11 +3,10 @@
 import asyncio
 from collections.abc import Callable
 
-from tests.client.consumer.fakes import message, options, queue
+from tests.client.consumer.fakes import committable, message, options, queue
 from tests.client.virtual_time import ManualClock
 
-from lanemq.client.consumer.turns.in_progress import MessageRun
-from lanemq.client.consumer.turns.scheduler import Scheduler
+from lanemq.client.consumer.turns.scheduler import MessageRun, Scheduler
 from lanemq.client.consumer.turns.subscription import ActiveSubscription, Subscription
 from lanemq.client.consumer.turns.workers import OverdueRuns
 from lanemq.client.message import Message
@@ -43,9 +42,11 @@ class OverdueFixture:
         plan = plan or Subscription(topic="orders", order=Order.NONE, policy=SendBack())
         active = ActiveSubscription(plan, self.clock)
         self.scheduler: Scheduler = active.scheduler
-        self.scheduler.add(queue(0), QueueOffset(0), NO_LEASE_NEEDED)
+        with self.scheduler as lanes:
+            lanes.add(queue(0), QueueOffset(0), usable_until=NO_LEASE_NEEDED)
         messages = [message(n, key=f"k{n}") for n in range(count)]
-        self.scheduler.put(queue(0), messages, QueueOffset(count), QueueOffset(0))
+        with self.scheduler as lanes:
+            lanes.put(queue(0), messages, QueueOffset(count), pulled_from=QueueOffset(0))
         self.runs = [self._taken() for _ in range(count)]
         self.clock.at += HOUR_MS
         self._watch = OverdueRuns(options(clock=self.clock), {"orders": active}, self.dead_letters)  # type: ignore[arg-type]
@@ -64,14 +65,14 @@ def test_a_message_whose_handler_hangs_is_sent_back_once() -> None:
     fixture = OverdueFixture()
     assert fixture.check() == [0]
     assert fixture.check() == [0]
-    assert fixture.scheduler.committable(queue(0)) == 1
+    assert committable(fixture.scheduler, queue(0)) == 1
 
 
 def test_a_message_that_the_broker_did_not_take_stays_and_is_tried_again() -> None:
     fixture = OverdueFixture()
     fixture.dead_letters.stored = False
     assert fixture.check() == [0]
-    assert fixture.scheduler.committable(queue(0)) == 0
+    assert committable(fixture.scheduler, queue(0)) == 0
     assert fixture.check() == [0, 0]
 
 
@@ -87,21 +88,22 @@ def test_a_handler_that_fails_while_its_message_is_sent_back_ends_its_own_run() 
     fixture = OverdueFixture()
     fixture.dead_letters.while_sending = lambda _: fixture.scheduler.finish(fixture.runs[0], FAILED)
     assert fixture.check() == [0]
-    assert fixture.scheduler.committable(queue(0)) == 0
+    assert committable(fixture.scheduler, queue(0)) == 0
     assert fixture.scheduler.sent_back(fixture.runs[0], [True]).why is Why.SENT_BACK
-    assert fixture.scheduler.committable(queue(0)) == 1
+    assert committable(fixture.scheduler, queue(0)) == 1
 
 
 def test_a_handler_that_returns_while_another_message_is_sent_back_keeps_its_own() -> None:
     fixture = OverdueFixture(count=2)
     fixture.dead_letters.while_sending = lambda _: fixture.scheduler.finish(fixture.runs[1], DONE)
     assert fixture.check() == [0]
-    assert fixture.scheduler.committable(queue(0)) == 2
+    assert committable(fixture.scheduler, queue(0)) == 2
 
 
 def test_a_message_of_a_lost_queue_is_not_sent_back() -> None:
     fixture = OverdueFixture()
-    fixture.scheduler.drop(queue(0))
+    with fixture.scheduler as lanes:
+        lanes.drop(queue(0))
     assert fixture.check() == []
     assert fixture.scheduler.finish(fixture.runs[0], DONE).why is Why.QUEUE_GONE
 

@@ -160,8 +160,9 @@ def test_a_part_that_does_not_continue_the_lanes_is_ignored_and_the_next_pull_is
             broker.store(queue(0), record(0))
             await until(lambda: seen)
             (assigned,) = engine.assignment
-            assigned.scheduler.drop(queue(0))
-            assigned.scheduler.add(queue(0), QueueOffset(2), assigned.usable_until)
+            with assigned.scheduler as lanes:
+                lanes.drop(queue(0))
+                lanes.add(queue(0), QueueOffset(2), usable_until=assigned.usable_until)
             broker.store(queue(0), record(1), record(2))
             await until(lambda: len(seen) == 2, seconds=1)  # not at the deadline of the pull
         return list(seen), [about[1] for _, _, _, about in broker.what("pull")]
@@ -260,7 +261,8 @@ def test_a_lease_revoked_between_pull_and_turn_keeps_the_handler_from_starting()
         seen = Seen()
         async with member(broker, "me", seen) as engine:
             (assigned,) = engine.assignment
-            assigned.scheduler.set_usable_until(queue(0), Millis(broker.clock.now()))
+            with assigned.scheduler as lanes:
+                lanes.set_usable_until(queue(0), Millis(broker.clock.now()))
             broker.store(queue(0), record(0))
             await asyncio.sleep(0.2)
             return list(seen)

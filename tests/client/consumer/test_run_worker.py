@@ -9,9 +9,9 @@ from tests.client.virtual_time import ManualClock
 
 from lanemq.client.consumer.turns.counting import TurnTimes
 from lanemq.client.consumer.turns.handler import Stop
-from lanemq.client.consumer.turns.in_progress import Worker
 from lanemq.client.consumer.turns.workers import RunEnd, run_worker
 from lanemq.client.message import Message
+from lanemq.core.consuming.busy_workers import Worker
 from lanemq.core.consuming.runs import FAILED, STOPPED, LaneRun
 
 

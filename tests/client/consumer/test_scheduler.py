@@ -8,13 +8,13 @@ import threading
 from collections import defaultdict
 
 import pytest
-from tests.client.consumer.fakes import message, queue
+from tests.client.consumer.fakes import committable, message, queue
 
 from lanemq.client.consumer.turns.async_scheduler import AsyncScheduler
 from lanemq.client.consumer.turns.scheduler import Scheduler
 from lanemq.client.message import Message
 from lanemq.clock import SystemClock
-from lanemq.core.consuming.runs import DONE, NO_LEASE_NEEDED, STOPPED, LaneOptions, Order
+from lanemq.core.consuming.runs import DONE, NO_LEASE_NEEDED, STOPPED, LaneOptions
 from lanemq.core.consuming.scheduler import LaneScheduler
 from lanemq.model.units import QueueOffset
 
@@ -28,7 +28,8 @@ def lane_scheduler() -> LaneScheduler[Message]:
 
 def put(scheduler: Scheduler, number: int, first: int, count: int) -> None:
     messages = [message(n, of=queue(number), key=f"k{n % KEYS}") for n in range(first, first + count)]
-    scheduler.put(queue(number), messages, QueueOffset(first + count), QueueOffset(first))
+    with scheduler as lanes:
+        lanes.put(queue(number), messages, QueueOffset(first + count), pulled_from=QueueOffset(first))
 
 
 class Ledger:
@@ -52,7 +53,7 @@ class Ledger:
 @pytest.mark.row("A68")
 def test_many_threads_run_every_message_once() -> None:
     """Some workers finish their runs, some stop halfway, some give up waiting, while other threads put messages."""
-    scheduler, ledger = Scheduler(lane_scheduler(), Order.KEY, SystemClock()), Ledger()
+    scheduler, ledger = Scheduler(lane_scheduler(), SystemClock()), Ledger()
 
     def work(number: int) -> None:
         patience = 0.0005 if number % 2 else None
@@ -70,7 +71,8 @@ def test_many_threads_run_every_message_once() -> None:
             put(scheduler, number, first, 10)
 
     for number in range(QUEUES):
-        scheduler.add(queue(number), QueueOffset(0), NO_LEASE_NEEDED)
+        with scheduler as lanes:
+            lanes.add(queue(number), QueueOffset(0), usable_until=NO_LEASE_NEEDED)
     threads = [threading.Thread(target=work, args=(n,), daemon=True) for n in range(8)]
     threads += [threading.Thread(target=fill, args=(n,), daemon=True) for n in range(QUEUES)]
     for thread in threads:
@@ -81,7 +83,7 @@ def test_many_threads_run_every_message_once() -> None:
         thread.join(WAIT)
     wanted = {(q, f"k{k}"): list(range(k, MESSAGES, KEYS)) for q in range(QUEUES) for k in range(KEYS)}
     assert dict(ledger.lanes) == wanted
-    assert [scheduler.committable(queue(n)) for n in range(QUEUES)] == [MESSAGES] * QUEUES
+    assert [committable(scheduler, queue(n)) for n in range(QUEUES)] == [MESSAGES] * QUEUES
 
 
 class Interrupted(Exception):
@@ -103,9 +105,10 @@ class OneInterrupt(threading.Condition):
 
 @pytest.mark.row("A115")
 def test_when_a_waiting_worker_is_interrupted_another_runs_its_message() -> None:
-    scheduler = Scheduler(lane_scheduler(), Order.KEY, SystemClock())
+    scheduler = Scheduler(lane_scheduler(), SystemClock())
     scheduler._changed = OneInterrupt(scheduler._mutex)
-    scheduler.add(queue(0), QueueOffset(0), NO_LEASE_NEEDED)
+    with scheduler as lanes:
+        lanes.add(queue(0), QueueOffset(0), usable_until=NO_LEASE_NEEDED)
     ended: list[object] = []
     both = threading.Semaphore(0)
 
@@ -132,8 +135,9 @@ def test_when_a_waiting_worker_is_interrupted_another_runs_its_message() -> None
 @pytest.mark.row("A115")
 def test_when_a_woken_task_is_cancelled_another_runs_its_message() -> None:
     async def main() -> tuple[bool, list[int]]:
-        scheduler = AsyncScheduler(lane_scheduler(), Order.KEY, SystemClock())
-        scheduler.add(queue(0), QueueOffset(0), NO_LEASE_NEEDED)
+        scheduler = AsyncScheduler(lane_scheduler(), SystemClock())
+        with scheduler as lanes:
+            lanes.add(queue(0), QueueOffset(0), usable_until=NO_LEASE_NEEDED)
         first, second = (asyncio.create_task(scheduler.take_run_async()) for _ in range(2))
         while len(scheduler._sleepers) < 2:  # noqa: ASYNC110 - each pass lets the two tasks run
             await asyncio.sleep(0)
@@ -149,8 +153,9 @@ def test_when_a_woken_task_is_cancelled_another_runs_its_message() -> None:
 
 def test_the_end_of_a_single_run_wakes_a_thread_that_waits_for_the_next_one() -> None:
     """`Consumer.done` in one thread while `Consumer.poll` waits in another."""
-    scheduler = Scheduler(LaneScheduler(LaneOptions(run_limit=1)), Order.KEY, SystemClock())
-    scheduler.add(queue(0), QueueOffset(0), NO_LEASE_NEEDED)
+    scheduler = Scheduler(LaneScheduler(LaneOptions(run_limit=1)), SystemClock())
+    with scheduler as lanes:
+        lanes.add(queue(0), QueueOffset(0), usable_until=NO_LEASE_NEEDED)
     put(scheduler, 0, 0, KEYS + 1)  # the last one is the second of its key
     runs = [scheduler.take_run() for _ in range(KEYS)]
     polled: list[object] = []
@@ -166,8 +171,9 @@ def test_the_end_of_a_single_run_wakes_a_thread_that_waits_for_the_next_one() ->
 
 def test_the_end_of_a_single_run_wakes_a_task_that_waits_for_the_next_one() -> None:
     async def main() -> list[int]:
-        scheduler = AsyncScheduler(LaneScheduler(LaneOptions(run_limit=1)), Order.KEY, SystemClock())
-        scheduler.add(queue(0), QueueOffset(0), NO_LEASE_NEEDED)
+        scheduler = AsyncScheduler(LaneScheduler(LaneOptions(run_limit=1)), SystemClock())
+        with scheduler as lanes:
+            lanes.add(queue(0), QueueOffset(0), usable_until=NO_LEASE_NEEDED)
         put(scheduler, 0, 0, KEYS + 1)
         runs = [await scheduler.take_run_async() for _ in range(KEYS)]
         poll = asyncio.create_task(scheduler.take_run_async())

@@ -4,20 +4,21 @@ import asyncio
 
 import pytest
 from tests.chaos.members import until
-from tests.client.consumer.fakes import FakeBroker, member, queue, record
+from tests.client.consumer.fakes import FakeBroker, member, message, queue, record
 from tests.client.consumer.fakes import until as virtually
-from tests.client.virtual_time import run_virtual
+from tests.client.virtual_time import ManualClock, run_virtual
 
 from lanemq.client.admin.admin import Admin
 from lanemq.client.consumer.app import App
 from lanemq.client.consumer.turns.handler import Retry
-from lanemq.client.consumer.turns.scheduler import MAX_SLEEP_MS, pause_of
+from lanemq.client.consumer.turns.scheduler import MAX_SLEEP_MS, Scheduler
 from lanemq.client.message import Message
 from lanemq.client.producer.producer import Producer
 from lanemq.core.consuming.flow_control import FlowLimits
 from lanemq.core.consuming.retry_policy import RETRY_FOREVER, HoldKey
-from lanemq.core.consuming.runs import Wait
-from lanemq.model.units import Millis
+from lanemq.core.consuming.runs import NO_LEASE_NEEDED, LaneOptions, Suspend
+from lanemq.core.consuming.scheduler import LaneScheduler
+from lanemq.model.units import Millis, QueueOffset
 from lanemq.testing.embedded import EmbeddedBroker
 
 TOPIC, OTHERS, SPAN = "orders", 300, 20
@@ -76,5 +77,11 @@ def test_a_key_waits_as_long_as_its_handler_asks() -> None:
 
 @pytest.mark.parametrize("until", [10**9, 2**70])
 def test_a_wait_of_any_length_is_one_that_a_thread_can_sleep(until: int) -> None:
-    pause = pause_of(Wait(Millis(until)), None, Millis(0))
-    assert pause == MAX_SLEEP_MS / 1000
+    scheduler = Scheduler(LaneScheduler(LaneOptions()), ManualClock())
+    with scheduler as lanes:
+        lanes.add(queue(0), QueueOffset(0), usable_until=NO_LEASE_NEEDED)
+        lanes.put(queue(0), [message(0, key="k")], QueueOffset(1), pulled_from=QueueOffset(0))
+    run = scheduler.take_run(0)
+    assert run is not None
+    scheduler.finish(run, Suspend(Millis(until)))
+    assert scheduler._pause(None) == MAX_SLEEP_MS / 1000

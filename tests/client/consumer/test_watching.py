@@ -7,19 +7,19 @@ from collections.abc import Callable
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.client.consumer.fakes import message, queue
+from tests.client.consumer.fakes import committable, message, queue
 from tests.client.virtual_time import ManualClock, VirtualClock, run_virtual
 
 from lanemq.client.consumer.turns.async_scheduler import AsyncScheduler
 from lanemq.client.consumer.turns.counting import TurnTimes
 from lanemq.client.consumer.turns.handler import Stop
-from lanemq.client.consumer.turns.in_progress import LATE_MS, MAX_MESSAGES, MessageRun, Worker
-from lanemq.client.consumer.turns.scheduler import Scheduler
+from lanemq.client.consumer.turns.scheduler import MessageRun, Scheduler
 from lanemq.client.consumer.turns.workers import run_worker_async
 from lanemq.client.message import Message
-from lanemq.core.consuming.runs import NO_LEASE_NEEDED, LaneOptions, Order
+from lanemq.core.consuming.busy_workers import LATE_MS, MAX_MESSAGES, Worker
+from lanemq.core.consuming.runs import NO_LEASE_NEEDED, LaneOptions
 from lanemq.core.consuming.scheduler import LaneScheduler
-from lanemq.model.units import QueueOffset
+from lanemq.model.units import Millis, QueueOffset
 
 SHARE = 16
 WORKERS = 4
@@ -33,15 +33,17 @@ class Bed:
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         self.put_so_far = 0
-        scheduler.add(queue(0), QueueOffset(0), NO_LEASE_NEEDED)
+        with scheduler as lanes:
+            lanes.add(queue(0), QueueOffset(0), usable_until=NO_LEASE_NEEDED)
 
     def put(self, *keys: str) -> None:
         """Adds messages as if handlers had been fast so far."""
-        self.scheduler._in_progress.busy.share = self.share
+        self.scheduler._lanes.busy.share = self.share
         first = self.put_so_far
         self.put_so_far += len(keys)
         messages = [message(first + n, of=queue(0), key=key) for n, key in enumerate(keys)]
-        self.scheduler.put(queue(0), messages, QueueOffset(self.put_so_far), QueueOffset(first))
+        with self.scheduler as lanes:
+            lanes.put(queue(0), messages, QueueOffset(self.put_so_far), pulled_from=QueueOffset(first))
 
 
 # --- step by step, without threads
@@ -77,7 +79,7 @@ class Steps(Bed):
 
     def __init__(self, asleep: Callable[[], None] = lambda: None) -> None:
         self.clock = ManualClock()
-        scheduler = Scheduler(LaneScheduler(LaneOptions()), Order.KEY, self.clock)
+        scheduler = Scheduler(LaneScheduler(LaneOptions()), self.clock)
         self.condition = Scripted(scheduler._mutex, asleep)
         scheduler._changed = self.condition
         scheduler._sleeping = 1
@@ -166,9 +168,9 @@ def test_lanes_freed_by_a_commit_wake_a_worker() -> None:
     slow.ended.append(slow.run)
     slow.run = slow.waiting.popleft()
     steps.condition.woken = 0
-    assert steps.scheduler.committable(queue(0)) == 1
+    assert committable(steps.scheduler, queue(0)) == 1
     assert steps.condition.woken == 1
-    assert steps.scheduler.committable(queue(0)) == 1
+    assert committable(steps.scheduler, queue(0)) == 1
     assert steps.condition.woken == 1, "nothing new was freed"
 
 
@@ -180,9 +182,11 @@ def test_lanes_freed_by_a_hand_over_wake_a_worker() -> None:
     assert slow.run is not None
     slow.ended.append(slow.run)
     slow.run = slow.waiting.popleft()
-    steps.scheduler.add(queue(1), QueueOffset(0), NO_LEASE_NEEDED)
+    with steps.scheduler as lanes:
+        lanes.add(queue(1), QueueOffset(0), usable_until=NO_LEASE_NEEDED)
     steps.condition.woken = 0
-    steps.scheduler.drain(queue(1))
+    with steps.scheduler as lanes:
+        lanes.drain(queue(1), now=Millis(0))
     assert steps.condition.woken == 1
 
 
@@ -194,7 +198,7 @@ class Shift(Bed):
 
     def __init__(self, share: int) -> None:
         self.share = share
-        self.async_scheduler = AsyncScheduler(LaneScheduler(LaneOptions()), Order.KEY, VirtualClock())
+        self.async_scheduler = AsyncScheduler(LaneScheduler(LaneOptions()), VirtualClock())
         self.done: set[str] = set()
         self.tasks = [asyncio.create_task(self._work()) for _ in range(WORKERS)]
         super().__init__(self.async_scheduler)
@@ -244,7 +248,7 @@ def test_all_keys_but_the_hanging_ones_run_while_one_worker_is_free(share: int, 
 
 def test_when_a_watcher_is_cancelled_another_worker_watches() -> None:
     async def main() -> list[str | None]:
-        scheduler = AsyncScheduler(LaneScheduler(LaneOptions()), Order.KEY, VirtualClock())
+        scheduler = AsyncScheduler(LaneScheduler(LaneOptions()), VirtualClock())
         bed, slow, others = Bed(scheduler), Worker(), [Worker(), Worker()]
         bed.put("hangs", "a", "b")
         assert await scheduler.take_runs_async(slow)

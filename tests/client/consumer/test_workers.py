@@ -4,7 +4,7 @@ import threading
 from typing import Any
 
 import pytest
-from tests.client.consumer.fakes import message, queue
+from tests.client.consumer.fakes import committable, message, queue
 from tests.client.consumer.worker_fixture import WAIT, WorkerFixture
 
 from lanemq.client.consumer.turns import workers as workers_module
@@ -88,7 +88,8 @@ def test_no_worker_waits_for_a_lane_while_another_lane_is_ready() -> None:
         fixture.add(queue(0))
         slow = [message(n, key="slow") for n in range(10)]
         others = [message(10 + n, key=f"k{n}") for n in range(1000)]
-        fixture.scheduler.put(queue(0), slow + others, QueueOffset(1010), QueueOffset(0))
+        with fixture.scheduler as lanes:
+            lanes.put(queue(0), slow + others, QueueOffset(1010), pulled_from=QueueOffset(0))
         fixture.wait(lambda: len(done) == 1000)
         stuck.set()
 
@@ -125,7 +126,8 @@ def test_without_a_lease_nothing_runs_and_with_one_it_does() -> None:
         fixture.add(queue(0), until=NOT_LEASED)
         fixture.put(queue(0), 1)
         assert not seen.wait(0.1)
-        fixture.scheduler.set_usable_until(queue(0), NO_LEASE_NEEDED)
+        with fixture.scheduler as lanes:
+            lanes.set_usable_until(queue(0), NO_LEASE_NEEDED)
         assert seen.wait(WAIT)
 
     fixture.run(scenario)
@@ -145,7 +147,7 @@ def test_counters_match_what_happened() -> None:
     def scenario(fixture: WorkerFixture) -> None:
         fixture.add(queue(0))
         fixture.put(queue(0), 10)
-        fixture.wait(lambda: fixture.scheduler.committable(queue(0)) == 10)
+        fixture.wait(lambda: committable(fixture.scheduler, queue(0)) == 10)
 
     fixture.run(scenario)
     count = fixture.counts.total()["orders"]
@@ -169,7 +171,7 @@ def test_after_its_retries_a_message_is_dead_lettered_once_and_the_queue_goes_on
     def scenario(fixture: WorkerFixture) -> None:
         fixture.add(queue(0))
         fixture.put(queue(0), 3)
-        fixture.wait(lambda: fixture.scheduler.committable(queue(0)) == 3)
+        fixture.wait(lambda: committable(fixture.scheduler, queue(0)) == 3)
 
     fixture.run(scenario)
     assert seen == [0, 0, 0, 1, 2]
@@ -209,7 +211,7 @@ def test_to_dead_letter_moves_the_message_at_once_and_the_lane_goes_on() -> None
     def scenario(fixture: WorkerFixture) -> None:
         fixture.add(queue(0))
         fixture.put(queue(0), 4)
-        fixture.wait(lambda: fixture.scheduler.committable(queue(0)) == 4)
+        fixture.wait(lambda: committable(fixture.scheduler, queue(0)) == 4)
 
     fixture.run(scenario)
     assert seen == [0, 1, 2, 3]
@@ -226,7 +228,7 @@ def test_concurrent_failures_go_back_to_the_broker_and_the_offset_moves_on() -> 
     def scenario(fixture: WorkerFixture) -> None:
         fixture.add(queue(0))
         fixture.put(queue(0), 6)
-        fixture.wait(lambda: fixture.scheduler.committable(queue(0)) == 6)
+        fixture.wait(lambda: committable(fixture.scheduler, queue(0)) == 6)
 
     fixture.run(scenario)
     assert sorted(fixture.letters.sent_back) == [(1, 0), (3, 0), (5, 0)]
@@ -255,7 +257,7 @@ def test_a_dead_letter_that_the_broker_refuses_is_sent_back_by_a_concurrent_cons
     def scenario(fixture: WorkerFixture) -> None:
         fixture.add(queue(0))
         fixture.put(queue(0), 2)
-        fixture.wait(lambda: fixture.scheduler.committable(queue(0)) == 2)
+        fixture.wait(lambda: committable(fixture.scheduler, queue(0)) == 2)
 
     fixture.run(scenario)
     assert fixture.letters.letters == [(0, "no such account")]
@@ -279,7 +281,7 @@ def test_a_refused_dead_letter_that_is_not_sent_back_would_hold_the_offset(monke
         assert ended.wait(WAIT)
 
     fixture.run(scenario)
-    assert fixture.scheduler.committable(queue(0)) == 0
+    assert committable(fixture.scheduler, queue(0)) == 0
     assert fixture.letters.letters == [(0, "no such account")]
     assert fixture.letters.sent_back == []
 
@@ -323,7 +325,7 @@ def test_a_worker_that_ends_unexpectedly_ends_its_turn_and_is_replaced(caplog: p
     def scenario(fixture: WorkerFixture) -> None:
         fixture.add(queue(0))
         fixture.put(queue(0), 3)
-        fixture.wait(lambda: fixture.scheduler.committable(queue(0)) == 3)
+        fixture.wait(lambda: committable(fixture.scheduler, queue(0)) == 3)
 
     fixture.run(scenario)
     assert seen == [0, 1, 1, 2]
@@ -349,7 +351,7 @@ def test_a_worker_that_ends_while_the_broker_gets_its_message_leaves_no_lane_run
     def scenario(fixture: WorkerFixture) -> None:
         fixture.add(queue(0))
         fixture.put(queue(0), 2)
-        fixture.wait(lambda: fixture.scheduler.committable(queue(0)) == 2)
+        fixture.wait(lambda: committable(fixture.scheduler, queue(0)) == 2)
 
     fixture.run(scenario)
     assert seen == [0, 0, 1]

@@ -82,11 +82,13 @@ class WorkerFixture:
         asyncio.run(main())
 
     def add(self, which: MessageQueue, until: int = NO_LEASE_NEEDED) -> None:
-        self.scheduler.add(which, QueueOffset(0), Millis(until))
+        with self.scheduler as lanes:
+            lanes.add(which, QueueOffset(0), usable_until=Millis(until))
 
     def put(self, which: MessageQueue, count: int, **fields: Any) -> None:
         messages = [message(n, of=which, **fields) for n in range(count)]
-        self.scheduler.put(which, messages, QueueOffset(count), QueueOffset(0))
+        with self.scheduler as lanes:
+            lanes.put(which, messages, QueueOffset(count), pulled_from=QueueOffset(0))
 
     def wait(self, condition: Callable[[], object]) -> None:
         done = threading.Event()

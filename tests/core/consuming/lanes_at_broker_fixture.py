@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from lanemq.core.consuming.lanes_at_broker import LaneRequest, LanesAtBroker, NextRequest, ParkedAtBroker, ParkRequest
 from lanemq.core.consuming.retry_policy import HoldKey
-from lanemq.core.consuming.runs import FAILED, NO_LEASE_NEEDED, LaneOptions, LaneRun, Order
+from lanemq.core.consuming.runs import FAILED, NO_LEASE_NEEDED, LaneOptions, LaneRun
 from lanemq.core.consuming.scheduler import LaneScheduler
 from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
 from lanemq.core.lane_status import LaneStatus
@@ -32,7 +32,6 @@ def member(
     scheduler.add(
         Q,
         QueueOffset(start),
-        Order.KEY,
         usable_until=NO_LEASE_NEEDED,
         finished=finished,
         parked=parked,

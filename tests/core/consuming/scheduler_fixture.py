@@ -23,14 +23,13 @@ class SchedulerFixture:
     """A lane scheduler with a clock that the test sets."""
 
     def __init__(self, policy: FailurePolicy | None = None, order: Order = Order.QUEUE, **options: object) -> None:
-        self.order = order
         self.now = Millis(0)
         self.scheduler: LaneScheduler[Msg] = LaneScheduler(
-            LaneOptions(policy=policy or HoldQueue(), **options)  # type: ignore[arg-type]
+            LaneOptions(policy=policy or HoldQueue(), order=order, **options)  # type: ignore[arg-type]
         )
 
     def assign(self, queue: MessageQueue, *keys: str | None, start: int = 0) -> None:
-        self.scheduler.add(queue, QueueOffset(start), self.order, usable_until=NO_LEASE_NEEDED)
+        self.scheduler.add(queue, QueueOffset(start), usable_until=NO_LEASE_NEEDED)
         self.put(queue, *keys)
 
     def put(self, queue: MessageQueue, *keys: str | None) -> None:

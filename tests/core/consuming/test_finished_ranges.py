@@ -122,7 +122,7 @@ class Owners(RuleBasedStateMachine):
         done = FinishedRanges.decode(self.table.finished_ranges("g", "orders", 0), start)
         options = LaneOptions(policy=HoldKey(retries=9, backoff=Backoff(0.005)), run_limit=3)
         self.owner = Owner(LaneScheduler(options))
-        self.owner.scheduler.add(Q, start, Order.KEY, usable_until=NO_LEASE_NEEDED, finished=done)
+        self.owner.scheduler.add(Q, start, usable_until=NO_LEASE_NEEDED, finished=done)
         assert self.owner.scheduler.finished_ranges(Q) == done, "an owner that did nothing has nothing to report"
 
     @rule(count=st.integers(1, 8))
@@ -227,7 +227,7 @@ TestOwners = Owners.TestCase
 
 def keyed(start: int, done: FinishedRanges) -> LaneScheduler[Msg]:
     scheduler: LaneScheduler[Msg] = LaneScheduler(LaneOptions(policy=HoldKey(), run_limit=1))
-    scheduler.add(Q, QueueOffset(start), Order.KEY, usable_until=NO_LEASE_NEEDED, finished=done)
+    scheduler.add(Q, QueueOffset(start), usable_until=NO_LEASE_NEEDED, finished=done)
     return scheduler
 
 
@@ -262,8 +262,8 @@ def test_filtered_messages_between_finished_ones_are_not_finished() -> None:
 
 
 def test_with_the_whole_queue_in_order_there_are_no_finished_ranges_and_none_are_taken_over() -> None:
-    scheduler: LaneScheduler[Msg] = LaneScheduler(LaneOptions(run_limit=1))
-    scheduler.add(Q, QueueOffset(0), Order.QUEUE, usable_until=NO_LEASE_NEEDED, finished=FinishedRanges.of([(1, 2)]))
+    scheduler: LaneScheduler[Msg] = LaneScheduler(LaneOptions(order=Order.QUEUE, run_limit=1))
+    scheduler.add(Q, QueueOffset(0), usable_until=NO_LEASE_NEEDED, finished=FinishedRanges.of([(1, 2)]))
     assert scheduler.put(Q, [Msg(0), Msg(1)], QueueOffset(2), pulled_from=QueueOffset(0))
     seen = []
     while isinstance(run := scheduler.next_run(now=Millis(0)), LaneRun):

@@ -9,7 +9,6 @@ from tests.core.consuming.scheduler_fixture import Msg, Q, R
 
 from lanemq.core.backoff import Backoff
 from lanemq.core.consuming.flow_control import Cached
-from lanemq.core.consuming.keyed_queue import KeyedQueue
 from lanemq.core.consuming.retry_policy import FailurePolicy, HoldKey, HoldQueue
 from lanemq.core.consuming.runs import (
     DONE,
@@ -37,7 +36,9 @@ class Promises(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.scheduler: LaneScheduler[Msg] = LaneScheduler(LaneOptions(policy=self.policy, run_limit=4))
+        self.scheduler: LaneScheduler[Msg] = LaneScheduler(
+            LaneOptions(policy=self.policy, order=self.order, run_limit=4)
+        )
         self.now = Millis(0)
         self.running: list[LaneRun[Msg]] = []
         self.committed: dict[MessageQueue, int] = {Q: 0, R: 0}
@@ -59,7 +60,7 @@ class Promises(RuleBasedStateMachine):
     def gain(self, queue: MessageQueue) -> None:
         self.leased[queue] = self.now + 200
         start, until = QueueOffset(self.committed[queue]), Millis(self.now + 200)
-        self.scheduler.add(queue, start, self.order, usable_until=until)
+        self.scheduler.add(queue, start, usable_until=until)
         self.pulled[queue] = self.committed[queue]
         self.ended[queue] = set()
 
@@ -135,27 +136,22 @@ class Promises(RuleBasedStateMachine):
         done = len(run.messages) if outcome is DONE else data.draw(st.integers(0, most))
         finished = self.scheduler.finish(run, outcome, done=done, now=self.now)
         if finished.why is Why.QUEUE_GONE:
-            assert finished.committable is None
             return
         self.ended[run.queue].update(m.queue_offset for m in run.messages[:done])
-        if finished.committable is not None:
-            self.committed[run.queue] = finished.committable
+        self.committed[run.queue] = self.scheduler.committable(run.queue) or 0
 
     @rule(data=st.data(), again=st.booleans())
     def end_many(self, data: st.DataObject, again: bool) -> None:
         """Runs of all queues, also dropped ones, are reported together; a second report changes nothing."""
         runs = data.draw(st.lists(st.sampled_from(self.running), unique_by=id)) if self.running else []
-        answers = self.scheduler.finish_done(runs, now=self.now)
-        assert not any(self.scheduler.is_running(run) for run in runs)
-        gone = {queue for queue, why in answers if why is Why.QUEUE_GONE}
+        self.scheduler.finish_done(runs, now=self.now)
+        assert not any(run.running for run in runs)
         for run in runs:
             self.running.remove(run)
             if run.queue in self.leased and not run.permit.dropped:
                 self.ended[run.queue].update(m.queue_offset for m in run.messages)
-            else:
-                assert run.queue in gone
         if again:
-            assert self.scheduler.finish_done(runs, now=self.now) == []
+            self.scheduler.finish_done(runs, now=self.now)
 
     @invariant()
     def committable_is_the_first_unfinished(self) -> None:
@@ -173,7 +169,7 @@ class Promises(RuleBasedStateMachine):
             self.scheduler.finish(run, DONE, now=self.now)
         for queue in self.leased:
             self.scheduler.set_usable_until(queue, NO_LEASE_NEEDED)
-            for key in self.scheduler.snapshot()[queue].parked:
+            for key in self.scheduler.view(queue).parked:
                 assert self.scheduler.resume(queue, key)
         while True:
             run = self.scheduler.next_run(now=self.now)
@@ -187,8 +183,7 @@ class Promises(RuleBasedStateMachine):
             assert self.scheduler.committable(queue) == self.pulled[queue]
             assert self.scheduler.cached(queue) == Cached(0, 0, 0)
             lane_queue = self.scheduler._queues[queue]
-            if isinstance(lane_queue, KeyedQueue):
-                lane_queue._forget_failures()  # which it does when there are many
+            lane_queue._forget_failures()  # which it does when there are many
             assert not lane_queue.failures, "counts of finished messages would pile up"
 
 

@@ -21,7 +21,7 @@ from tests.core.consuming.lanes_at_broker_fixture import (
 )
 
 from lanemq.core.backoff import Backoff
-from lanemq.core.consuming.keyed_queue import KeyedQueue
+from lanemq.core.consuming.lane_queue import LaneQueue
 from lanemq.core.consuming.lanes_at_broker import (
     NextRequest,
     ParkedAtBroker,
@@ -53,7 +53,7 @@ def test_messages_that_the_broker_stored_are_finished_and_the_lane_stays_parked(
     assert found is not None
     assert found.messages == (M(3, "j"),)
     assert one(scheduler) == ParkRequest("k", (M(2, "k"),), None)
-    assert scheduler.snapshot()[Q].parked == ("k",)
+    assert scheduler.view(Q).parked == ("k",)
 
 
 def test_messages_that_the_broker_did_not_take_are_offered_again_after_a_pause() -> None:
@@ -123,7 +123,7 @@ def test_redriven_messages_run_one_by_one_before_newer_ones() -> None:
     assert found is not None
     assert found.messages == (M(2, "k"),)
     scheduler.finish(found, DONE, now=Millis(0))
-    assert (scheduler.committable(Q), scheduler.snapshot()[Q].parked) == (3, ())
+    assert (scheduler.committable(Q), scheduler.view(Q).parked) == (3, ())
 
 
 def test_a_redriven_message_that_fails_is_parked_again_and_not_taken_along_twice() -> None:
@@ -247,7 +247,7 @@ def test_a_resume_does_not_overtake_a_request_under_way() -> None:
 def test_a_policy_may_keep_its_lanes_in_memory() -> None:
     scheduler = parked(HoldKey(retries=0, then=Park(at_broker=False)))
     assert work(scheduler) == []
-    assert scheduler.snapshot()[Q].parked == ("k",)
+    assert scheduler.view(Q).parked == ("k",)
 
 
 def test_a_new_owner_restores_parked_lanes() -> None:
@@ -290,7 +290,7 @@ def test_messages_of_a_lane_that_ended_do_not_run_when_they_are_pulled_after_it(
 
 def test_without_the_end_of_the_lane_its_messages_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control of the test before."""
-    monkeypatch.setattr(KeyedQueue, "lane_ended", lambda *_: None)
+    monkeypatch.setattr(LaneQueue, "lane_ended", lambda *_: None)
     again = run(pulled_after_the_lane_ended())
     assert again is not None
     assert again.messages == (M(0, "k"), M(1, "k"))
@@ -345,7 +345,7 @@ def test_a_held_lane_with_many_messages_gives_its_room_back_once_the_broker_has_
     assert scheduler.committable(Q) == 0, "the broker has not confirmed them"
     set_aside(scheduler)
     assert (scheduler.cached(Q).count, scheduler.committable(Q)) == (0, KEPT_MESSAGES + 1)
-    assert scheduler.snapshot()[Q].parked == (), "it is held, and needs no redrive"
+    assert scheduler.view(Q).parked == (), "it is held, and needs no redrive"
 
 
 def test_a_held_lane_is_set_aside_when_its_backlog_grows() -> None:
@@ -363,7 +363,7 @@ def test_after_its_backoff_a_lane_is_fetched_and_goes_on_with_its_attempts() -> 
     scheduler = held()
     set_aside(scheduler)
     assert work(scheduler) == [], "it waits for its backoff"
-    assert (later(scheduler), scheduler.take_to_fetch()) == (None, True)
+    assert (later(scheduler), scheduler.take_changes().to_fetch) == (None, True)
     assert give(scheduler, M(0, "k"), M(1, "k"), M(2, "k"), status=LaneStatus.HELD) == NextRequest("k", -1)
     found = later(scheduler)
     assert found is not None
@@ -387,7 +387,7 @@ def test_a_lane_at_the_broker_whose_retries_are_used_up_is_parked() -> None:
         assert found.attempt == attempt
         scheduler.finish(found, FAILED, now=Millis(attempt * 1_000), reason="again")
     assert one(scheduler, 9_000) == ParkRequest("k", (), Failure("again", 4), failed_again=0)
-    assert scheduler.snapshot()[Q].parked == ("k",)
+    assert scheduler.view(Q).parked == ("k",)
 
 
 def test_a_new_owner_goes_on_with_a_held_lane_and_its_attempts() -> None:

@@ -2,24 +2,24 @@
 
 from tests.core.consuming.scheduler_fixture import Msg, Q, R
 
-from lanemq.core.consuming.lane_queue import LaneQueue, WholeQueue
+from lanemq.core.consuming.lane_queue import LaneQueue
+from lanemq.core.consuming.ready_line import ReadyLine
 from lanemq.core.consuming.retry_policy import Again
-from lanemq.core.consuming.runs import NO_LEASE_NEEDED, NOT_LEASED, Lane
-from lanemq.core.consuming.scheduler import ReadyLine
+from lanemq.core.consuming.runs import NO_LEASE_NEEDED, NOT_LEASED, Lane, LaneOptions, Order
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
 
 NOW = Millis(100)
 
 
-def home(queue: MessageQueue = Q) -> WholeQueue[Msg]:
+def home(queue: MessageQueue = Q) -> LaneQueue[Msg]:
     """A queue with one message."""
-    made: WholeQueue[Msg] = WholeQueue(queue, QueueOffset(0), NO_LEASE_NEEDED, auto=True)
+    made: LaneQueue[Msg] = LaneQueue(queue, QueueOffset(0), NO_LEASE_NEEDED, LaneOptions(order=Order.QUEUE))
     made.put([Msg(0)], QueueOffset(1))
     return made
 
 
-def lane_of(home: WholeQueue[Msg]) -> Lane[Msg]:
+def lane_of(home: LaneQueue[Msg]) -> Lane[Msg]:
     lane = home.lane(None)
     assert lane is not None
     return lane

@@ -4,7 +4,7 @@ import pytest
 from tests.core.consuming.scheduler_fixture import Msg, Q
 
 from lanemq.core.backoff import Backoff
-from lanemq.core.consuming.keyed_queue import FOLD_AT
+from lanemq.core.consuming.lane_queue import FOLD_AT
 from lanemq.core.consuming.retry_policy import FailurePolicy, HoldKey, HoldQueue, Park
 from lanemq.core.consuming.runs import DONE, FAILED, NO_LEASE_NEEDED, NOT_LEASED, LaneOptions, LaneRun, Order
 from lanemq.core.consuming.scheduler import LaneScheduler
@@ -16,8 +16,8 @@ SLOW = HoldKey(backoff=Backoff(0.5))
 
 
 def laid(policy: FailurePolicy = SLOW, order: Order = Order.KEY, keys: str = "aab") -> LaneScheduler[Msg]:
-    scheduler: LaneScheduler[Msg] = LaneScheduler(LaneOptions(policy=policy, run_limit=1))
-    scheduler.add(Q, QueueOffset(0), order, usable_until=NO_LEASE_NEEDED)
+    scheduler: LaneScheduler[Msg] = LaneScheduler(LaneOptions(policy=policy, order=order, run_limit=1))
+    scheduler.add(Q, QueueOffset(0), usable_until=NO_LEASE_NEEDED)
     messages = [Msg(offset, key) for offset, key in enumerate(keys)]
     assert scheduler.put(Q, messages, QueueOffset(len(keys)), pulled_from=QueueOffset(0))
     return scheduler
@@ -30,7 +30,7 @@ def begin(scheduler: LaneScheduler[Msg]) -> LaneRun[Msg]:
 
 
 def seen(scheduler: LaneScheduler[Msg], key: str, now: int = NOW) -> LaneView:
-    view = scheduler.view(Q, key, now=Millis(now))
+    view = scheduler.view_lane(Q, key, now=Millis(now))
     assert view is not None
     return view
 
@@ -72,14 +72,14 @@ def test_a_lane_shows_why_its_queue_may_not_run(what: str) -> None:
     if what == "lease":
         scheduler.set_usable_until(Q, NOT_LEASED)
     else:
-        scheduler.drain(Q)
+        scheduler.drain(Q, now=Millis(0))
     assert seen(scheduler, "a").state is (LaneActivity.UNLEASED if what == "lease" else LaneActivity.LEAVING)
 
 
 def test_a_queue_that_is_not_assigned_has_no_view() -> None:
     scheduler = laid()
     scheduler.drop(Q)
-    assert scheduler.view(Q, "a", now=NOW) is None
+    assert scheduler.view_lane(Q, "a", now=NOW) is None
 
 
 def test_a_stuck_key_costs_memory_per_range_not_per_message() -> None:
@@ -96,7 +96,7 @@ def test_a_stuck_key_costs_memory_per_range_not_per_message() -> None:
     assert scheduler.finished_ranges(Q).ranges() == [(1, at)]
     assert scheduler.cached(Q).count == 1
     assert scheduler.committable(Q) == 0
-    kept = scheduler._queues[Q]._unfinished  # type: ignore[attr-defined]
+    kept = scheduler._queues[Q]._unfinished
     assert (len(kept), kept.finished_count <= FOLD_AT) == (1, True)
     scheduler.finish(stuck, DONE, now=NOW)
     assert scheduler.committable(Q) == at

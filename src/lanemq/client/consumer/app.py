@@ -246,8 +246,9 @@ class App:
         engine = self._thread.engine if self._thread is not None else self._engine
         if engine is None or topic not in engine.subscriptions:
             raise Closed(f"this app does not consume {topic!r} at the moment")
-        scheduler = engine.subscriptions[topic].scheduler
-        return any([scheduler.resume(assigned.queue, lane) for assigned in engine.assignment.of_topic(topic)])
+        queues = [assigned.queue for assigned in engine.assignment.of_topic(topic)]
+        with engine.subscriptions[topic].scheduler as lanes:
+            return any([lanes.resume(queue, lane) for queue in queues])
 
     def __enter__(self) -> "App":
         self.start()

@@ -46,7 +46,7 @@ class AsyncConsumer:
         self.options = consumer_options(servers, group, **settings)
         self._subscriptions = subscriptions_for(topics, tags, on_fail)
         first = self._subscriptions[0]
-        self._scheduler = AsyncScheduler(LaneScheduler(first.lanes), first.order, self.options.clock)
+        self._scheduler = AsyncScheduler(LaneScheduler(first.lanes), self.options.clock)
         self._undecided = Undecided(self._scheduler, group, self.options.history, self.options.clock)
         self._engine: ConsumerEngine | None = None
         self._running: asyncio.Task[None] | None = None

@@ -22,8 +22,7 @@ from lanemq.client.consumer.options import ConsumerSettings, consumer_options
 from lanemq.client.consumer.signals import TERMINATION
 from lanemq.client.consumer.turns.handler import Stop, retry_delay
 from lanemq.client.consumer.turns.history import TurnRecorder
-from lanemq.client.consumer.turns.in_progress import MessageFinished, MessageRun
-from lanemq.client.consumer.turns.scheduler import Scheduler
+from lanemq.client.consumer.turns.scheduler import MessageFinished, MessageRun, Scheduler
 from lanemq.client.consumer.turns.subscription import Subscription, make_scheduler, ordered_by
 from lanemq.client.consumer.turns.workers import RunEnd
 from lanemq.client.message import Message

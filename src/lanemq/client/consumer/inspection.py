@@ -17,15 +17,14 @@ from lanemq.client.consumer.queues.heartbeat import PUSH, Heartbeat
 from lanemq.client.consumer.queues.offsets import OffsetKeeper
 from lanemq.client.consumer.turns.counting import ConsumerCounts, TopicCount
 from lanemq.client.consumer.turns.handler import Stop, describe
-from lanemq.client.consumer.turns.in_progress import LaneReport
 from lanemq.client.consumer.turns.subscription import ActiveSubscription
 from lanemq.client.message import Message, MessageSource, read_messages
 from lanemq.core.consuming.runs import NO_LEASE_NEEDED, LaneRun, Plain, RunPermit, Suspend
-from lanemq.core.consuming.views import LaneActivity, QueueView
+from lanemq.core.consuming.views import LaneActivity, LaneView, QueueView
 from lanemq.model.errors import LaneError, ProtocolError
 from lanemq.model.figures import Distribution
 from lanemq.model.queue import MessageQueue
-from lanemq.model.units import Epoch, QueueOffset
+from lanemq.model.units import Epoch, Millis, QueueOffset
 from lanemq.net.connection import Connection
 from lanemq.wire.bodies import ConsumeDirectlyResult
 from lanemq.wire.codes import RequestCode, ResponseCode
@@ -106,7 +105,7 @@ def take_snapshot(member: Member) -> ConsumerSnapshot:
     now = member.options.clock.now()
     queues = {}
     for assigned in member.assignment:
-        view = assigned.scheduler.snapshot().get(assigned.queue)
+        view = _view(assigned)
         if view is not None:
             left = None if view.usable_until == NO_LEASE_NEEDED else max(0, view.usable_until - now) / 1000
             stage, offset = assigned.lifecycle.stage.name, assigned.progress.offset
@@ -155,7 +154,7 @@ def _reset(member: Member, request: Command) -> bytes:
 def _status(member: Member, request: Command) -> bytes:
     topic = request.ext.get("topic", "")
     offsets = {
-        assigned.queue: assigned.scheduler.committable(assigned.queue) or 0
+        assigned.queue: (assigned.scheduler.progress(assigned.queue) or (0,))[0]
         for assigned in member.assignment
         if topic in ("", assigned.queue.topic)
     }
@@ -222,7 +221,7 @@ def _mean_ms(times: Distribution | None) -> float:
 
 
 def _queue_info(assigned: AssignedQueue, now: int) -> ProcessQueueInfo:
-    view = assigned.scheduler.snapshot().get(assigned.queue)
+    view = _view(assigned)
     if view is None:
         return ProcessQueueInfo(droped=True)
     return ProcessQueueInfo(
@@ -242,11 +241,12 @@ def lane_state(member: Member, body: bytes) -> LaneStateAnswer:
     asked = LaneStateBody.decode(body)
     queue = MessageQueue(asked.topic, asked.broker, asked.queue_id)
     assigned = member.assignment.get(queue)
-    status = None if assigned is None else assigned.scheduler.lane_report(queue, asked.key)
-    if assigned is None or status is None:
+    now = member.options.clock.now()
+    view = None if assigned is None else _lane_view(assigned, asked.key, now)
+    if assigned is None or view is None:
         raise LaneError(f"{queue} is not assigned to {member.client_id}")
     until = assigned.usable_until
-    return _lane_answer(status, UNKNOWN if until == NO_LEASE_NEEDED else max(0, until - status.now))
+    return _lane_answer(view, now, UNKNOWN if until == NO_LEASE_NEEDED else max(0, until - now))
 
 
 def held_lanes(member: Member) -> HeldLanesBody:
@@ -255,30 +255,41 @@ def held_lanes(member: Member) -> HeldLanesBody:
     held = [
         (until, assigned, key)
         for assigned in member.assignment
-        if (view := assigned.scheduler.snapshot().get(assigned.queue)) is not None
+        if (view := _view(assigned)) is not None
         for key, until in (*((key, -1) for key in view.parked_here), *view.held)
     ]
     held.sort(key=lambda each: each[0])
     found = HeldLanesBody(more=max(0, len(held) - MAX_HELD_LANES))
+    now = member.options.clock.now()
     for _, assigned, key in held[:MAX_HELD_LANES]:
-        queue, status = assigned.queue, assigned.scheduler.lane_report(assigned.queue, key)
-        if status is not None and (status.view.until is not None or status.view.state is LaneActivity.PARKED):
-            state = _lane_answer(status, UNKNOWN)
+        queue, lane = assigned.queue, _lane_view(assigned, key, now)
+        if lane is not None and (lane.until is not None or lane.state is LaneActivity.PARKED):
+            state = _lane_answer(lane, now, UNKNOWN)
             found.lanes.append(  # otherwise its next attempt began in between
                 HeldLaneBody(topic=queue.topic, broker=queue.broker, queue_id=queue.queue_id, key=key, state=state)
             )
     return found
 
 
-def _lane_answer(status: LaneReport, lease: int) -> LaneStateAnswer:
-    view, now, failing = status.view, status.now, status.failing
+def _view(assigned: AssignedQueue) -> QueueView | None:
+    with assigned.scheduler as lanes:
+        return lanes.view(assigned.queue)
+
+
+def _lane_view(assigned: AssignedQueue, key: str | None, now: Millis) -> LaneView | None:
+    with assigned.scheduler as lanes:
+        return lanes.view_lane(assigned.queue, key, now=now)
+
+
+def _lane_answer(view: LaneView, now: Millis, lease: int) -> LaneStateAnswer:
+    failing = view.failing
     return LaneStateAnswer(
         state=view.state.value,
         order=view.order.value,
         head=UNKNOWN if view.head is None else view.head,
         attempts=view.attempts,
         retry_in=UNKNOWN if view.until is None else max(0, view.until - now),
-        running_for=UNKNOWN if status.began is None else max(0, now - status.began),
+        running_for=UNKNOWN if view.began is None else max(0, now - view.began),
         blocked_for=UNKNOWN if failing is None else max(0, now - failing.since),
         reason="" if failing is None else failing.reason,
         waiting=view.waiting,

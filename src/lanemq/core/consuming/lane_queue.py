@@ -1,131 +1,335 @@
-"""One queue inside the lane scheduler: which lanes it has, and which of its messages are unfinished.
+"""One queue inside the lane scheduler: its lanes, and which of its messages are unfinished.
 
-There are two kinds behind one interface. `WholeQueue` is one lane over a `ProcessQueue`; `KeyedQueue` (`keyed_queue`)
-has a lane per key, or a lane per batch when there is no order to keep.
+The order says what a lane is: the whole queue, the messages of a key, or, without order, every batch for itself.
+
+Messages of different lanes finish out of offset order. The queue therefore remembers the finished offsets above the
+first unfinished one: one by one while they are few, as ranges beyond that. The committable offset is the first
+unfinished one.
 
 Invariant: a lane is in exactly one place: in `ready`, running (`run` is set), on a timer, or parked. With order by key,
 parked lanes are in `parked_lanes`. In `ready`, and while it runs, a run may stand for a lane that has nothing else.
+Every assignment of a queue gets a new object, so that nothing of a former one leaks into it.
 """
 
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
+from operator import attrgetter
 from typing import Generic
 
 from lanemq.core.consuming.flow_control import Cached
-from lanemq.core.consuming.lanes_at_broker import LanesAtBroker
-from lanemq.core.consuming.process_queue import ProcessQueue
-from lanemq.core.consuming.runs import Lane, LaneOrRun, LaneRun, M, Order, RunPermit
-from lanemq.core.consuming.views import LaneActivity, LaneView, QueueView
+from lanemq.core.consuming.lanes_at_broker import LanesAtBroker, ParkedAtBroker
+from lanemq.core.consuming.retry_policy import KEPT_MESSAGES
+from lanemq.core.consuming.runs import (
+    Lane,
+    LaneOptions,
+    LaneOrRun,
+    LaneRun,
+    M,
+    Order,
+    RunPermit,
+    Why,
+    cut_runs,
+    end_runs,
+    grow,
+    lay_in_lanes,
+)
+from lanemq.core.consuming.unfinished import UnfinishedOffsets
+from lanemq.core.consuming.views import Failing, LaneActivity, LaneView, QueueView
 from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
-from lanemq.core.lane_status import Failure
-from lanemq.model.errors import UsageError
+from lanemq.core.lane_status import Failure, LaneStatus
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
 
+FOLD_AT = 1_024
+"""Number of finished offsets above an unfinished one that are kept one by one, before they become ranges."""
+REASON_CHARS = 500
+"""Maximum length of an error text that is kept; some errors carry whole documents."""
+_STILL_FAILING = (Why.HELD, Why.GIVE, Why.ROLLED_BACK, Why.PARKED)
+_offset_of = attrgetter("queue_offset")
 
-class LaneQueue(RunPermit, ABC, Generic[M]):
-    """What both kinds share."""
 
-    def __init__(self, queue: MessageQueue, order: Order, usable_until: Millis) -> None:
+class LaneQueue(RunPermit, Generic[M]):
+    """One assignment of one queue."""
+
+    def __init__(
+        self,
+        queue: MessageQueue,
+        start: QueueOffset,
+        usable_until: Millis,
+        options: LaneOptions,
+        finished: FinishedRanges = NOTHING_FINISHED,
+        parked: Iterable[ParkedAtBroker] = (),
+        *,
+        sets_aside: bool = False,
+        keep: int = KEPT_MESSAGES,
+    ) -> None:
         super().__init__(usable_until)
         self.queue = queue
-        self.order = order
+        self.order = order = options.order
+        self._options = options
         self.running = 0
         self.ready: deque[LaneOrRun[M]] = deque()
         # Whether the queue is in the scheduler's ready line; it is there at most once.
         self.listed = False
         self.held_until = Millis(-(2**62))
+        # Every lane with a waiting or running message, by key, or the run that stands for it. The lane of a whole queue
+        # has no key; without order there are only runs.
+        self._lanes: dict[str | None, LaneOrRun[M]] = {}
+        # What former owners finished above the first unfinished offset, treated like messages that a filter left out.
+        # `_fold` adds what this owner finished. A queue that is one lane has none.
+        self._ranges = NOTHING_FINISHED if order is Order.QUEUE else finished
+        self._next = self._ranges.past(start)
+        self._unfinished = UnfinishedOffsets()
+        # Manual commit: messages that ran, or were handed to the broker, and are not committed.
+        self._uncommitted: list[M] = []
+        self._handed_over: list[M] = []
+        # How often each unfinished message failed; empty unless something fails.
+        self.failures: dict[int, int] = {}
+        self._forget_failures_at = FOLD_AT
+        # Lanes that failed and have not succeeded since. Lanes without a failure have no entry and cost nothing.
+        self.failing: dict[str | None, Failing] = {}
+        # Unfinished messages that run in a batch of their own, because a batch with them failed as a whole.
+        self.alone: set[int] = set()
         # Waiting for an operator. With order by key they are in `parked_lanes` instead.
         self.parked: list[Lane[M]] = []
         self.parked_lanes: LanesAtBroker[M] | None = None
-        # How often each unfinished message failed; empty unless something fails.
-        self.failures: dict[int, int] = {}
-        # Unfinished messages that run in a batch of their own, because a batch with them failed as a whole.
-        self.alone: set[int] = set()
-        # The last committable offset that was returned to the caller.
-        self.reported = QueueOffset(-1)
+        self.sets_aside = sets_aside and order is Order.KEY
+        """Whether a held lane with more than `keep` messages is set aside at the broker."""
+        # Held lanes that may be set aside, and why each is held.
+        self._held: dict[str | None, tuple[Lane[M], Failure]] = {}
+        # Lanes of former owners that ended here, and up to which offset they are done, as long as pulls may bring such
+        # messages: a former owner may have parked them without committing past them.
+        self._ended: dict[str | None, int] = {}
+        if order is Order.KEY:
+            self.parked_lanes = LanesAtBroker(self, keep)
+            for each in parked:
+                lane = self._lanes[each.key] = Lane(each.key, [])
+                self.parked_lanes.restore(lane, each)
+                if each.status is LaneStatus.HELD:
+                    self.failures[each.first] = each.attempts
 
     @property
-    @abstractmethod
-    def next_offset(self) -> QueueOffset: ...
+    def next_offset(self) -> QueueOffset:
+        """Where the next pull starts."""
+        return self._next
 
     @property
-    @abstractmethod
-    def committable(self) -> QueueOffset: ...
+    def committable(self) -> QueueOffset:
+        """The first unfinished offset; everything below it is done or was filtered out."""
+        first = self._unfinished.first
+        return self._next if first is None else QueueOffset(first)
 
-    @abstractmethod
-    def put(self, messages: Sequence[M], next_offset: QueueOffset) -> None: ...
+    def cached(self) -> Cached:
+        return Cached(len(self._unfinished), self._unfinished.bytes, self._next - self.committable)
 
-    @abstractmethod
-    def take(self, lane: Lane[M], limit: int) -> list[M]: ...
+    def finished_ranges(self) -> FinishedRanges:
+        """Finished offsets above the committable one. A queue that is one lane has none."""
+        if self.order is Order.QUEUE or not (self._unfinished.finished_count or self._ranges):
+            return NOTHING_FINISHED
+        return FinishedRanges.of_offsets(self._unfinished.finished()).joined(self._ranges.above(self.committable))
 
-    @abstractmethod
+    # from a pull to runs
+
+    def put(self, messages: Sequence[M], next_offset: QueueOffset) -> None:
+        """Adds the messages of a pull that ended at `next_offset`, which is later if a filter left out the rest."""
+        if self._ranges.bounds:
+            messages, next_offset = self._left_to_do(messages, next_offset)
+        self._unfinished.add(messages)
+        self._next = max(self._next, next_offset)
+        if self.order is Order.NONE:
+            self.ready.extend(cut_runs(messages, self._options.batch_size, self.queue, self))
+        elif self.order is Order.QUEUE:
+            self._put_in_line(messages)
+        else:
+            if self._ended:
+                messages = self._without_ended(messages)
+            for lane in lay_in_lanes(self._lanes, self.ready, messages, self.queue, self):
+                self._arrived(lane)
+
+    def _put_in_line(self, messages: Sequence[M]) -> None:
+        lane = self.lane(None)
+        if lane is not None:
+            lane.pending.extend(messages)
+        elif messages:
+            lane = self._lanes[None] = Lane(None, list(messages))
+            self.ready.append(lane)
+
+    def take(self, lane: Lane[M], limit: int) -> list[M]:
+        """Removes up to `limit` messages from the front of a lane."""
+        pending = lane.pending
+        if lane.redriven is not None:
+            assert self.parked_lanes is not None
+            given = self.parked_lanes.to_run(lane)
+            if given is not None:
+                return given[: 1 if self.alone and given and given[0].queue_offset in self.alone else limit]
+        if self.alone and pending and pending[0].queue_offset in self.alone:
+            limit = 1
+        if len(pending) <= limit:
+            lane.pending = []
+            return pending
+        taken = pending[:limit]
+        del pending[:limit]
+        return taken
+
+    def _left_to_do(self, messages: Sequence[M], next_offset: QueueOffset) -> tuple[Sequence[M], QueueOffset]:
+        """Leaves out what former owners finished; finished ranges right behind the pull are not pulled at all."""
+        ranges = self._ranges = self._ranges.above(self.committable)
+        if messages and not (ranges and messages[0].queue_offset < ranges.bounds[-1]):
+            return messages, ranges.past(next_offset)
+        return [m for m in messages if m.queue_offset not in ranges], ranges.past(next_offset)
+
+    # runs end
+
     def settle(self, lane: Lane[M], upto: int, *, commit: bool, gone: Collection[int] = ()) -> bool:
         """Ends the lane's run: its first `upto` messages and those in `gone` are done, the rest returns to the lane.
 
-        Returns whether the lane has, or may have, more to run.
+        Those in `gone` are at the broker: they do not run again, whatever is rolled back. Returns whether the lane has
+        more to run.
         """
+        assert lane.run is not None
+        messages, settled = lane.run.messages, lane.run.settled
+        if lane.redriven is not None:
+            return self._settle_redriven(
+                lane, [m for at, m in enumerate(messages) if at < upto or m.queue_offset in gone]
+            )
+        done: Sequence[M] = messages[settled:upto]
+        if upto < len(messages):
+            lane.pending[:0] = [m for m in messages[upto:] if m.queue_offset not in gone]
+        if gone:
+            self._handed_over += [m for m in messages if m.queue_offset in gone]
+            done = [m for m in done if m.queue_offset not in gone]
+        self._succeeded(done, commit=commit)
+        if lane.pending:
+            return True
+        if self.order is not Order.NONE:
+            del self._lanes[lane.key]
+        return False
 
     def settle_done(self, runs: Sequence[LaneRun[M]], *, commit: bool) -> list[Lane[M]]:
-        """Ends runs of this queue that succeeded; returns the lanes that have, or may have, more to run."""
-        lanes = [run.lane for run in runs if run.lane is not None]
-        more = [
-            lane for run, lane in zip(runs, lanes, strict=True) if self.settle(lane, len(run.messages), commit=commit)
-        ]
-        for run, lane in zip(runs, lanes, strict=True):
-            run.running, lane.run = False, None
+        """Ends runs of this queue that succeeded; returns the lanes that have more to run.
+
+        The offsets of redriven messages were passed long ago.
+        """
+        done, more, redriven = end_runs(runs, self._lanes if self.order is not Order.NONE else None)
+        for run in redriven:
+            assert run.lane is not None
+            if self._settle_redriven(run.lane, run.messages):
+                more.append(run.lane)
         self.running -= len(runs)
+        self._succeeded(done, commit=commit)
         return more
 
-    @abstractmethod
     def settle_part(self, run: LaneRun[M], upto: int) -> None:
         """Counts the first `upto` messages of a run in progress as finished."""
+        if not self._options.auto_commit:
+            return
+        if run.lane is not None and run.lane.redriven is not None:
+            self._settle_redriven(run.lane, run.messages[:upto])
+        else:
+            self._finish(run.messages[run.settled : upto])
+        run.settled = upto
 
-    def lane_of(self, run: LaneRun[M]) -> Lane[M]:
-        """The lane of a running run; made now if the run stood for it so far."""
-        assert run.lane is not None
-        return run.lane
+    def _settle_redriven(self, lane: Lane[M], done: Sequence[M]) -> bool:
+        """Counts messages that the broker gave back. Their offsets were passed long ago; only its list changes."""
+        assert self.parked_lanes is not None
+        for message in done:
+            self.failures.pop(message.queue_offset, None)
+            self.alone.discard(message.queue_offset)
+        return self.parked_lanes.finished(lane, done)
 
     def roll_back(self, lane: Lane[M]) -> None:
-        """Returns everything that was taken and not committed; only for queues that are one lane."""
-        raise UsageError(f"queue {self.queue} is not committed by hand: roll back needs the order of a whole queue")
+        """Returns everything that ran and is not committed to the lane of a whole queue."""
+        assert lane.run is not None
+        lane.pending[:0] = [*self._uncommitted, *lane.run.messages]
+        self._uncommitted = []
 
-    @abstractmethod
-    def cached(self) -> Cached: ...
+    def _succeeded(self, done: Sequence[M], *, commit: bool) -> None:
+        if not commit:
+            self._uncommitted += done
+            return
+        if self._uncommitted or self._handed_over:
+            done = [*self._handed_over, *self._uncommitted, *done]
+            self._uncommitted, self._handed_over = [], []
+        self._finish(done)
 
-    @abstractmethod
-    def lane(self, key: str | None) -> Lane[M] | None:
-        """The lane of a key, if it has messages here."""
+    def _finish(self, done: Sequence[M]) -> None:
+        self._unfinished.finish(done)
+        if len(self.failures) > self._forget_failures_at:
+            self._forget_failures()
+        if self.alone:
+            self.alone.difference_update(map(_offset_of, done))
+        if self._unfinished.finished_count > FOLD_AT:
+            self._fold()
 
-    @abstractmethod
-    def waiting_in(self, lane: Lane[M]) -> tuple[QueueOffset | None, int]:
-        """The first unfinished offset of a lane, and the number of its unfinished messages."""
+    def _forget_failures(self) -> None:
+        """Forgets the failures of messages that are finished. Doing so for every message would cost all lanes time."""
+        ranges, first = self.finished_ranges(), self.committable
+        aside = self.parked_lanes.first_offsets() if self.parked_lanes is not None else frozenset()
+        self.failures = {
+            offset: count
+            for offset, count in self.failures.items()
+            if offset in aside or (offset >= first and offset not in ranges)
+        }
+        self._forget_failures_at = FOLD_AT + 2 * len(self.failures)
 
-    def is_parked(self, lane: Lane[M]) -> bool:
-        return lane in self.parked or (self.parked_lanes is not None and self.parked_lanes.is_parked(lane))
+    def _fold(self) -> None:
+        """Turns finished offsets into ranges, so that a key stuck for hours does not cost memory per message."""
+        self._ranges = self.finished_ranges()
+        self._unfinished.forget_finished()
 
-    def finished_ranges(self) -> FinishedRanges:
-        """Finished offsets above the committable one."""
-        return NOTHING_FINISHED
+    # failures
+
+    def count_failures(self, messages: Iterable[M]) -> None:
+        for message in messages:
+            self.failures[message.queue_offset] = self.failures.get(message.queue_offset, 0) + 1
+
+    def note_failing(self, run: LaneRun[M], why: Why, reason: str, now: Millis) -> None:
+        """Remembers since when the lane of a run fails, and why, until it succeeds."""
+        known = self.failing.get(run.key)
+        if why in _STILL_FAILING:
+            if reason or known is not None:
+                since = now if known is None else known.since
+                self.failing[run.key] = Failing(since, run.messages[0].queue_offset, reason[:REASON_CHARS])
+        elif known is not None and why is not Why.STOPPED:
+            del self.failing[run.key]
 
     def park(self, lane: Lane[M], failure: Failure, *, at_broker: bool) -> None:
         """Parks a lane whose retries are used up."""
-        self.parked.append(lane)
+        if self.parked_lanes is None:
+            self.parked.append(lane)
+            return
+        for message in (lane.redriven or lane.pending)[: self._options.batch_size]:
+            self.failures.pop(message.queue_offset, None)  # a redrive has all retries again
+        self.parked_lanes.park(lane, failure, at_broker=at_broker)
 
     def hold(self, lane: Lane[M], failure: Failure) -> None:
         """A message of the lane failed, and the lane is on a timer now."""
+        if self.parked_lanes is not None and lane in self.parked_lanes:
+            self.parked_lanes.hold(lane, failure, self._options.batch_size)
+        elif self.sets_aside:
+            self._held[lane.key] = lane, failure
+            lane.watched = True
+            self._set_aside_if_long(lane)
 
     def paused(self, lane: Lane[M]) -> None:
         """The lane is put on a timer."""
+        if self.parked_lanes is not None and lane in self.parked_lanes:
+            self.parked_lanes.paused(lane)
 
     def timer_fired(self, lane: Lane[M]) -> bool:
         """The time of a lane on a timer has come; returns whether it can run now."""
+        if self.parked_lanes is not None and lane in self.parked_lanes:
+            return self.parked_lanes.timer_fired(lane)
+        if self._held and self._held.get(lane.key, (None,))[0] is lane:
+            del self._held[lane.key]
+            lane.watched = False
         self.ready.append(lane)
         return True
 
     def resume(self, key: str | None) -> bool:
-        """Lets a parked lane go on; returns whether there was one."""
+        """Lets a parked lane run again with fresh retries; returns whether there was one."""
+        if self.parked_lanes is not None:
+            return self.parked_lanes.resume(key)
         lane = next((lane for lane in self.parked if lane.key == key), None)
         if lane is None:
             return False
@@ -134,16 +338,78 @@ class LaneQueue(RunPermit, ABC, Generic[M]):
         self.ready.append(lane)
         return True
 
-    @abstractmethod
     def reset_failures(self, lane: Lane[M]) -> None:
         """Counts the lane's failures from zero again."""
+        for message in lane.pending:
+            self.failures.pop(message.queue_offset, None)
+
+    def _set_aside_if_long(self, lane: Lane[M]) -> None:
+        assert self.parked_lanes is not None
+        if self.parked_lanes.is_long(lane):
+            self.parked_lanes.set_aside(*self._held.pop(lane.key))
+
+    def _arrived(self, lane: Lane[M]) -> None:
+        """A pull brought messages of a lane that is held or set aside.
+
+        What the broker has of them joins the finished ranges: the next owner must leave it out together with what runs
+        behind it.
+        """
+        assert self.parked_lanes is not None
+        if lane not in self.parked_lanes:
+            self._set_aside_if_long(lane)
+            return
+        self._finish(self.parked_lanes.take_settled(lane))
+        self.parked_lanes.arrived(lane)
+
+    def lane_ended(self, key: str | None, through: int) -> None:
+        if through >= self._next:
+            self._ended[key] = through
+
+    def _without_ended(self, messages: Sequence[M]) -> Sequence[M]:
+        """Finishes the messages of ended lanes, and returns the others."""
+        ended = self._ended
+        settled = [message for message in messages if message.queue_offset <= ended.get(message.key, -1)]
+        self._ended = {key: through for key, through in ended.items() if through >= self._next}
+        if not settled:
+            return messages
+        self._finish(settled)
+        return [message for message in messages if message.queue_offset > ended.get(message.key, -1)]
+
+    # for `parked_lanes`
+
+    def count_finished(self, messages: Sequence[M]) -> None:
+        self._finish(messages)
+
+    def remove_lane(self, lane: Lane[M]) -> None:
+        del self._lanes[lane.key]
+
+    # lanes
+
+    def lane(self, key: str | None) -> Lane[M] | None:
+        """The lane of a key, if it has messages here."""
+        place = self._lanes.get(None if self.order is Order.QUEUE else key)
+        return self.lane_of(place) if isinstance(place, LaneRun) else place
+
+    def lane_of(self, run: LaneRun[M]) -> Lane[M]:
+        """The lane of a running run; made now if the run stood for it so far."""
+        lane = run.lane
+        if lane is None:
+            lane = grow(run)
+            if self.order is Order.KEY:
+                self._lanes[run.key] = lane
+        return lane
 
     def forget(self) -> None:
         """Frees the memory of a dropped queue."""
         self.ready.clear()
         self.parked.clear()
+        self._lanes.clear()
+        self._held.clear()
+        self._ended.clear()
         if self.parked_lanes is not None:
             self.parked_lanes.forget()
+
+    # views
 
     def view(self, held: tuple[tuple[str | None, Millis], ...]) -> QueueView:
         return QueueView(
@@ -162,12 +428,19 @@ class LaneQueue(RunPermit, ABC, Generic[M]):
             ),
         )
 
-    def view_lane(self, key: str | None, timers: Iterable[tuple[Millis, Lane[M] | None]], now: Millis) -> LaneView:
-        """What the lane of a key is doing; `timers` are those of this queue."""
-        lane = self.lane(key)
+    def view_lane(
+        self,
+        key: str | None,
+        timers: Iterable[tuple[Millis, Lane[M] | None]],
+        now: Millis,
+        began: Millis | None,
+    ) -> LaneView:
+        """What the lane of a key is doing; `timers` are those of this queue, `began` is when its run began."""
+        lane, failing = self.lane(key), self.failing.get(None if self.order is Order.QUEUE else key)
         if lane is None:
-            return LaneView(LaneActivity.EMPTY, self.order, self.committable, self.next_offset)
-        head, waiting = self.waiting_in(lane)
+            return LaneView(LaneActivity.EMPTY, self.order, self.committable, self.next_offset, failing=failing)
+        messages = self._unfinished_in(lane)
+        head = QueueOffset(messages[0].queue_offset) if messages else None
         until = min((when for when, held in timers if held is lane and when > now), default=None)
         state = self._lane_state(lane, until, now, empty=head is None)
         return LaneView(
@@ -178,14 +451,21 @@ class LaneQueue(RunPermit, ABC, Generic[M]):
             head=head,
             attempts=0 if head is None else self.failures.get(head, 0),
             until=self.held_until if state is LaneActivity.QUEUE_HELD else until,
-            waiting=waiting,
+            waiting=len(messages),
+            began=began,
+            failing=failing,
         )
+
+    def _unfinished_in(self, lane: Lane[M]) -> list[M]:
+        run = lane.run
+        begun = run.messages[run.settled :] if run is not None else lane.redriven or ()
+        return [*self._uncommitted, *begun, *lane.pending]
 
     def _lane_state(self, lane: Lane[M], until: Millis | None, now: Millis, *, empty: bool) -> LaneActivity:
         """The first reason that applies explains why the lane waits; a run in progress comes before all of them."""
         reasons = (
             (LaneActivity.RUNNING, lane.run is not None),
-            (LaneActivity.PARKED, self.is_parked(lane)),
+            (LaneActivity.PARKED, self._is_parked(lane)),
             (LaneActivity.EMPTY, empty),
             (LaneActivity.LEAVING, self.withdrawn),
             (LaneActivity.UNLEASED, now >= self.usable_until),
@@ -194,82 +474,5 @@ class LaneQueue(RunPermit, ABC, Generic[M]):
         )
         return next((state for state, applies in reasons if applies), LaneActivity.READY)
 
-
-class WholeQueue(LaneQueue[M]):
-    """One lane, in offset order."""
-
-    def __init__(self, queue: MessageQueue, start: QueueOffset, usable_until: Millis, *, auto: bool) -> None:
-        super().__init__(queue, Order.QUEUE, usable_until)
-        self._messages: ProcessQueue[M] = ProcessQueue(start)
-        self._lane: Lane[M] = Lane(None, [])
-        self._auto = auto
-        # Handed to the broker, but still in line because another message of the batch is held.
-        self._gone: set[int] = set()
-
-    @property
-    def next_offset(self) -> QueueOffset:
-        return self._messages.next_offset
-
-    @property
-    def committable(self) -> QueueOffset:
-        return self._messages.committable
-
-    def put(self, messages: Sequence[M], next_offset: QueueOffset) -> None:
-        if self._messages.put(messages, next_offset):
-            self.ready.append(self._lane)
-
-    def take(self, lane: Lane[M], limit: int) -> list[M]:
-        if self.alone and self._messages.first_ready in self.alone:
-            limit = 1
-        while taken := self._messages.take(limit):
-            if not self._gone:
-                return taken
-            visible = [message for message in taken if message.queue_offset not in self._gone]
-            if visible:
-                return visible
-            if self._auto:
-                self._messages.commit()
-        lane.slice_end = None
-        return []
-
-    def settle(self, lane: Lane[M], upto: int, *, commit: bool, gone: Collection[int] = ()) -> bool:
-        assert lane.run is not None
-        messages = lane.run.messages
-        self._gone.update(gone)
-        if upto < len(messages):
-            self._messages.put_back_from(messages[upto].queue_offset)
-        if commit:
-            self._messages.commit()
-            if self.failures or self._gone or self.alone:
-                self._forget_below(self._messages.committable)
-        return True
-
-    def settle_part(self, run: LaneRun[M], upto: int) -> None:
-        if self._auto:
-            self._messages.commit(below=run.messages[upto].queue_offset)
-            run.settled = upto
-
-    def lane(self, key: str | None) -> Lane[M] | None:
-        return self._lane
-
-    def waiting_in(self, lane: Lane[M]) -> tuple[QueueOffset | None, int]:
-        count = self._messages.cached().count
-        return (self._messages.committable if count else None), count
-
-    def roll_back(self, lane: Lane[M]) -> None:
-        self._messages.roll_back()
-
-    def reset_failures(self, lane: Lane[M]) -> None:
-        self.failures.clear()
-
-    def cached(self) -> Cached:
-        return self._messages.cached()
-
-    def forget(self) -> None:
-        super().forget()
-        self._messages.drop()
-
-    def _forget_below(self, offset: int) -> None:
-        self.failures = {at: count for at, count in self.failures.items() if at >= offset}
-        self._gone = {at for at in self._gone if at >= offset}
-        self.alone = {at for at in self.alone if at >= offset}
+    def _is_parked(self, lane: Lane[M]) -> bool:
+        return lane in self.parked or (self.parked_lanes is not None and self.parked_lanes.is_parked(lane))

@@ -22,11 +22,11 @@ from operator import attrgetter
 from typing import Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from lanemq._fast import compiled
-from lanemq.core.consuming.process_queue import OffsetMessage
 from lanemq.core.consuming.retry_policy import DEFAULT_POLICY, FailurePolicy
+from lanemq.core.consuming.unfinished import OffsetMessage
 from lanemq.model.errors import InvalidOption
 from lanemq.model.queue import MessageQueue
-from lanemq.model.units import Millis, QueueOffset
+from lanemq.model.units import Millis
 
 NO_LEASE_NEEDED: Final = Millis(2**62)
 """Lease deadline of queues without a single owner: broadcasting and concurrent consumption."""
@@ -66,6 +66,7 @@ class LaneOptions:
     """How lanes are cut into runs, and what follows a failure."""
 
     policy: FailurePolicy = DEFAULT_POLICY
+    order: Order = Order.KEY
     batch_size: int = 1
     """Maximum number of messages per call of the handler (RocketMQ: consumeMessageBatchMaxSize)."""
     run_limit: int = 32
@@ -79,6 +80,8 @@ class LaneOptions:
                 f"batch_size={self.batch_size}, run_limit={self.run_limit} and "
                 f"max_continuous={self.max_continuous} must all be at least 1"
             )
+        if not self.auto_commit and self.order is not Order.QUEUE:
+            raise InvalidOption(f"manual commit needs the whole queue in order, not order by {self.order.value}")
 
 
 @compiled
@@ -224,12 +227,11 @@ class Why(Enum):
 class Finished(NamedTuple, Generic[M]):
     """What the caller must do after a run.
 
-    `committable` is set when the queue's committable offset moved. `send_back` is non-empty only with `Why.GIVE`: the
-    run stays open and its lane waits until `sent_back` is called. `until` says when a held lane runs again.
+    `send_back` is non-empty only with `Why.GIVE`: the run stays open and its lane waits until `sent_back` is called.
+    `until` says when a held lane runs again.
     """
 
     why: Why
-    committable: QueueOffset | None = None
     send_back: tuple[M, ...] = ()
     until: Millis | None = None
 

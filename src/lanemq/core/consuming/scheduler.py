@@ -1,8 +1,8 @@
-"""Decides what runs next: all assigned queues of a consumer, and the lanes in each of them.
+"""Decides what runs next: all assigned queues of a consumer, the lanes in each of them, and the runs that workers have.
 
-The consumer's order is kept here. A worker asks for runs and gets messages of lanes; until the worker calls `finish`,
-no other worker gets those lanes. No worker ever waits for a lane: a lane that may not run now (held after a failure,
-without a lease, being handed over) is not offered.
+The consumer's order is kept here. A worker asks for runs and gets messages of lanes; until these runs end, no other
+worker gets those lanes. No worker ever waits for a lane: a lane that may not run now (held after a failure, without a
+lease, being handed over) is not offered.
 
 Invariants:
 
@@ -12,19 +12,19 @@ Invariants:
 3. The committable offset never passes an unfinished message, and a dropped queue has none.
 4. No run starts at or after the end of the queue's lease.
 
-Not thread-safe: the caller holds one mutex around every call. Knows no handlers, sockets or clocks.
+Not thread-safe: `client/consumer/turns/scheduler` holds one mutex around every call. Knows no handlers, sockets or
+clocks, and wakes no one: `take_changes` says what others should know.
 """
 
-import heapq
-from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import count
-from typing import Generic
+from itertools import chain, count
+from typing import Generic, NamedTuple
 
+from lanemq.core.consuming.busy_workers import BusyWorkers, Worker
 from lanemq.core.consuming.flow_control import Cached
-from lanemq.core.consuming.keyed_queue import KeyedQueue
-from lanemq.core.consuming.lane_queue import LaneQueue, WholeQueue
+from lanemq.core.consuming.lane_queue import LaneQueue
 from lanemq.core.consuming.lanes_at_broker import LanesAtBroker, ParkedAtBroker
+from lanemq.core.consuming.ready_line import ReadyLine
 from lanemq.core.consuming.retry_policy import KEPT_MESSAGES, Again, DeadLetter, Give, HoldKey, after, again
 from lanemq.core.consuming.runs import (
     COMMIT,
@@ -52,15 +52,28 @@ from lanemq.core.consuming.runs import (
 from lanemq.core.consuming.views import LaneView, QueueView
 from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
 from lanemq.core.lane_status import Failure
-from lanemq.model.errors import InvalidOption, UsageError
+from lanemq.model.errors import UsageError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
 
 _SLICE_USED_UP = Again(SLICE_PAUSE, whole_queue=False)
 
 
+class Changes(NamedTuple):
+    """What happened since the last time: who should look again."""
+
+    arrived: int
+    """Messages that were put; as many lanes may be ready."""
+    workers: int
+    """Number of workers that should look for work beside those that new messages need."""
+    queues: Sequence[MessageQueue]
+    """Queues in which runs ended or parked lanes changed: there may be room, or something to send to the broker."""
+    to_fetch: bool
+    """A backoff has ended of a lane whose messages are at the broker."""
+
+
 class LaneScheduler(Generic[M]):
-    """All queues that are assigned to a consumer."""
+    """All queues that are assigned to a consumer, and the runs of their lanes."""
 
     def __init__(self, options: LaneOptions) -> None:
         self._options = options
@@ -73,6 +86,12 @@ class LaneScheduler(Generic[M]):
         self._queues: dict[MessageQueue, LaneQueue[M]] = {}
         self._line: ReadyLine[M] = ReadyLine()
         self._tokens = count(1)
+        self.busy: BusyWorkers[M] = BusyWorkers()
+        # Runs taken one by one (`next_run`); all others are with a busy worker.
+        self._single: dict[int, LaneRun[M]] = {}
+        # For `take_changes`.
+        self._arrived = self._workers = 0
+        self._changed: list[MessageQueue] = []
 
     # an assignment begins
 
@@ -80,7 +99,6 @@ class LaneScheduler(Generic[M]):
         self,
         queue: MessageQueue,
         start_offset: QueueOffset,
-        order: Order,
         *,
         usable_until: Millis = NOT_LEASED,
         finished: FinishedRanges = NOTHING_FINISHED,
@@ -97,22 +115,10 @@ class LaneScheduler(Generic[M]):
         options = self._options
         if queue in self._queues:
             raise UsageError(f"{queue} is assigned already: drop it before adding it again")
-        if not options.auto_commit and order is not Order.QUEUE:
-            raise InvalidOption(f"manual commit needs the whole queue in order, not order by {order.value}")
-        if order is Order.QUEUE:
-            self._queues[queue] = WholeQueue(queue, start_offset, usable_until, auto=options.auto_commit)
-        else:
-            self._queues[queue] = KeyedQueue(
-                queue,
-                start_offset,
-                usable_until,
-                order,
-                options.batch_size,
-                finished,
-                parked,
-                sets_aside=broker_parks and self._uses_broker,
-                keep=self._keep,
-            )
+        sets_aside = broker_parks and self._uses_broker
+        self._queues[queue] = LaneQueue(
+            queue, start_offset, usable_until, options, finished, parked, sets_aside=sets_aside, keep=self._keep
+        )
 
     def put(
         self,
@@ -134,6 +140,8 @@ class LaneScheduler(Generic[M]):
             raise UsageError(f"pull of {queue} from {pulled_from} to {next_offset} brought other offsets")
         lane_queue.put(messages, next_offset)
         self._line.enlist(lane_queue)
+        self._arrived += len(messages) if self._options.order is not Order.QUEUE else bool(messages)
+        self._changed.append(queue)
         return True
 
     def set_usable_until(self, queue: MessageQueue, deadline: Millis) -> None:
@@ -141,17 +149,35 @@ class LaneScheduler(Generic[M]):
         lane_queue = self._queues.get(queue)
         if lane_queue is not None:
             lane_queue.usable_until = deadline
-            self._line.enlist(lane_queue)
+            self._offer(lane_queue)
 
     # runs begin
 
+    def begin_runs(self, worker: Worker[M], *, now: Millis, now_ns: int) -> int:
+        """Gives a worker runs, including those taken back from late workers; returns how many.
+
+        Gives none while another worker is enough to do all the work.
+        """
+        for late in self.busy.late(now_ns):
+            self._take_back(late, now)
+        if self.busy.one_is_enough(now_ns):
+            return 0
+        runs = self.next_runs(self.busy.share, now=now)
+        if runs:
+            self.busy.begin(worker, runs, now_ns)
+        return len(runs)
+
     def next_run(self, *, now: Millis) -> LaneRun[M] | Wait:
-        """The next run, fair between queues and, inside a queue, between lanes."""
+        """A single run, for a caller that is no worker; fair between queues and, inside a queue, between lanes."""
         runs = self.next_runs(1, now=now)
-        return runs[0] if runs else self.wait()
+        if not runs:
+            return self.wait()
+        runs[0].began = now
+        self._single[runs[0].token] = runs[0]
+        return runs[0]
 
     def next_runs(self, max_messages: int, *, now: Millis) -> list[LaneRun[M]]:
-        """Runs of different lanes for one worker, until `max_messages` or more are taken; if empty, see `wait`."""
+        """Runs of different lanes, until `max_messages` or more are taken; if empty, see `wait`."""
         runs: list[LaneRun[M]] = []
         while max_messages > 0 and (lane_queue := self._line.next(now)) is not None:
             taken = take_runs(lane_queue, max_messages, self._limit, now + self._slice, self._tokens)
@@ -161,44 +187,55 @@ class LaneScheduler(Generic[M]):
         return runs
 
     def wait(self) -> Wait:
-        """Until when there is nothing to run, if nothing else happens."""
+        """When a held lane may run again."""
         return Wait(self._line.next_timer())
 
-    @property
-    def has_ready(self) -> bool:
-        """Whether some lane may be ready; only `next_runs` finds out."""
-        return bool(self._line)
+    def has_work(self, *, besides: Worker[M] | None = None) -> bool:
+        """Whether some lane may be ready, or a worker other than `besides` has runs that others could take."""
+        return bool(self._line) or self.busy.have_work_for_others(besides)
 
     # runs end
 
-    def is_running(self, run: LaneRun[M]) -> bool:
-        """Whether the run was taken here and has not ended."""
-        return run.running
+    def end_runs(self, worker: Worker[M], *, now: Millis, returned_ns: int) -> None:
+        """Ends the runs of a worker that returned from them; `returned_ns` is when, before it waited for a mutex."""
+        self._collect(worker, now)
+        self.busy.end(worker, returned_ns)
 
-    def may_take_over(self, run: LaneRun[M]) -> bool:
-        """Whether a caller other than its worker may end the run.
+    def leave(self, worker: Worker[M], *, now: Millis, now_ns: int) -> None:
+        """Takes the runs that it has not ended from a worker that ends early, and returns them to their lanes."""
+        self._take_back(worker, now)
+        run, worker.run = worker.run, None
+        if run is not None and run.given is not None:
+            self.sent_back(run, [False] * len(run.given[2]), now=now)
+        elif run is not None and run not in worker.ended:
+            self.finish(run, STOPPED, done=run.done, now=now)
+        self.end_runs(worker, now=now, returned_ns=now_ns)
 
-        Not while its messages are on their way to the broker, and not after the queue was lost: then they belong to
-        the next owner.
+    def catch_up(self, *, now: Millis) -> None:
+        """Ends all runs that succeeded, and counts what runs in progress have finished so far.
+
+        So offsets are current even while a handler hangs behind them, or while a long run of slow messages continues.
         """
-        return self.is_running(run) and run.given is None and self._queues.get(run.queue) is run.permit
+        for worker in self.busy:
+            self._collect_for_others(worker, now)
+            run = worker.run
+            if run is not None and self.note_progress(run):
+                self._changed.append(run.queue)
 
-    def finish_done(self, runs: Iterable[LaneRun[M]], *, now: Millis) -> list[tuple[MessageQueue, Why]]:
-        """`finish(run, DONE)` for each of them at a fraction of the cost; returns their queues.
-
-        A run whose queue was dropped is reported with that reason; a run that has ended already is left out.
-        """
-        ended: list[tuple[MessageQueue, Why]] = []
+    def finish_done(self, runs: Iterable[LaneRun[M]], *, now: Millis) -> None:
+        """`finish(run, DONE)` for each of them at a fraction of the cost. Ignores runs that have ended already."""
         for lane_queue, group in by_permit(runs):
             assert isinstance(lane_queue, LaneQueue)
             if lane_queue.dropped:
-                ended += [(run.queue, self.finish(run, DONE, now=now).why) for run in group]
+                for run in group:
+                    self.finish(run, DONE, now=now)
                 continue
             for lane in lane_queue.settle_done(group, commit=self._auto):
-                self._go_on(lane_queue, lane, now)
+                self._continue(lane_queue, lane, now)
             self._line.enlist(lane_queue)
-            ended.append((lane_queue.queue, Why.DONE))
-        return ended
+            for run in group if lane_queue.failing else ():
+                lane_queue.failing.pop(run.key, None)
+            self._changed.append(lane_queue.queue)
 
     def note_progress(self, run: LaneRun[M]) -> bool:
         """Counts what a run in progress has finished so far; returns whether that is more than before.
@@ -226,35 +263,36 @@ class LaneScheduler(Generic[M]):
         """Ends a run: its first `done` messages succeeded, and `outcome` applies to the batch after them.
 
         `concerned` is the number of messages that a failure applies to, if not to a whole batch. `reason` says why it
-        failed; a parked lane keeps it for its operator.
+        failed; a parked lane keeps it for its operator. Ignores a run that has ended, because it was taken over.
         """
-        lane_queue, _ = self._running(run)
+        lane_queue = run.permit
+        if not run.running or not isinstance(lane_queue, LaneQueue):
+            return Finished(Why.QUEUE_GONE)
         if lane_queue.dropped:
-            return self._stale_ended(run)
+            return self._ended(run, self._end_stale(run))
         if run.given is not None:
             raise UsageError(f"run {run.token} of {run.queue} waits for sent_back, not for another outcome")
-        if outcome is DONE:
-            return self._end(run, len(run.messages), Why.DONE, now=now)
-        if not 0 <= done <= len(run.messages) - (outcome is not STOPPED):
+        if outcome is not DONE and not 0 <= done <= len(run.messages) - (outcome is not STOPPED):
             raise UsageError(f"done={done} does not fit {outcome} of a run of {len(run.messages)}")
-        if outcome is STOPPED:
-            return self._end(run, done, Why.STOPPED, now=now)
-        if outcome is ONE_BY_ONE:
-            return self._divide(run, done, now)
-        if outcome is COMMIT or outcome is ROLL_BACK:
-            return self._commit_or_roll_back(run, outcome, done, now)
-        failed = run.messages[done : done + (concerned or self._options.batch_size)]
-        return self._failed(run, done, failed, outcome, now, reason)
+        if outcome is DONE or outcome is STOPPED:
+            finished = self._end(run, len(run.messages) if outcome is DONE else done, Why[outcome.name], now=now)
+        elif outcome is ONE_BY_ONE or outcome is COMMIT or outcome is ROLL_BACK:
+            finished = self._end_batch(run, outcome, done, now)
+        else:
+            failed = run.messages[done : done + (concerned or self._options.batch_size)]
+            finished = self._failed(run, done, failed, outcome, now, reason)
+        lane_queue.note_failing(run, finished.why, reason, now)
+        return self._ended(run, finished)
 
     def sent_back(self, run: LaneRun[M], ok: Sequence[bool], *, now: Millis) -> Finished[M]:
         """Reports which messages of `Finished.send_back` the broker has taken, one value per message.
 
-        Successors go on only when the whole batch is gone. Otherwise the batch waits; messages that were handed over
+        Successors run only when the whole batch is gone. Otherwise the batch waits; messages that were handed over
         are neither run nor handed over again.
         """
         lane_queue, _ = self._running(run)
         if lane_queue.dropped:
-            return self._stale_ended(run)
+            return self._ended(run, self._end_stale(run))
         if run.given is None or len(ok) != len(run.given[2]):
             raise UsageError("sent_back answers the messages of Finished.send_back, one value each, once")
         done, failed, given = run.given
@@ -262,10 +300,22 @@ class LaneScheduler(Generic[M]):
         batch = run.messages[done : done + failed]
         left = [m for m in batch if m.queue_offset not in gone]
         if not left:
-            return self._end(run, done + len(batch), Why.SENT_BACK, now=now, gone=gone)
+            return self._ended(run, self._end(run, done + len(batch), Why.SENT_BACK, now=now, gone=gone))
         wait = again(self._options.policy, lane_queue.failures.get(left[0].queue_offset, 0))
-        self._count(lane_queue, left)
-        return self._end(run, done, Why.HELD, now=now, gone=gone, hold=wait)
+        lane_queue.count_failures(left)
+        return self._ended(run, self._end(run, done, Why.HELD, now=now, gone=gone, hold=wait))
+
+    def overdue(self, before: Millis) -> list[LaneRun[M]]:
+        """Runs that began before that time, are still in progress, and may be taken over."""
+        began_earlier = [run for run in self._in_progress() if run.began is not None and run.began < before]
+        return [run for run in began_earlier if self._may_take_over(run)]
+
+    def take_over(self, run: LaneRun[M], *, now: Millis) -> bool:
+        """Ends a run in place of its worker; False if that is not allowed or the run has ended."""
+        if not self._may_take_over(run):
+            return False
+        self.finish(run, DONE, now=now)
+        return True
 
     # parked lanes
 
@@ -274,7 +324,7 @@ class LaneScheduler(Generic[M]):
         lane_queue = self._queues.get(queue)
         if lane_queue is None or not lane_queue.resume(key):
             return False
-        self._line.enlist(lane_queue)
+        self._offer(lane_queue)
         return True
 
     def parked_lanes(self, queue: MessageQueue) -> LanesAtBroker[M] | None:
@@ -282,31 +332,36 @@ class LaneScheduler(Generic[M]):
         lane_queue = self._queues.get(queue)
         return None if lane_queue is None else lane_queue.parked_lanes
 
-    def take_to_fetch(self) -> bool:
-        """Whether, since the last call, a backoff has ended of a lane whose messages are at the broker."""
-        to_fetch, self._line.to_fetch = self._line.to_fetch, False
-        return to_fetch
-
     def offer(self, queue: MessageQueue) -> None:
         """Called when lanes of the queue may have become ready."""
         if queue in self._queues:
-            self._line.enlist(self._queues[queue])
+            self._offer(self._queues[queue])
 
     # an assignment ends
 
-    def drain(self, queue: MessageQueue) -> None:
-        """Starts no new runs; those in progress stop before their next batch. The next owner runs the rest."""
+    def drain(self, queue: MessageQueue, *, now: Millis) -> None:
+        """Starts no new runs; those in progress stop before their next batch. The next owner runs the rest.
+
+        Afterwards only handlers that are running must be waited for.
+        """
         self._assigned(queue).withdrawn = True
+        for worker in self.busy:
+            self._take_back(worker, now)
 
     def reopen(self, queue: MessageQueue) -> None:
         """Undoes `drain`: the hand-over was cancelled."""
         lane_queue = self._assigned(queue)
         lane_queue.withdrawn = False
-        self._line.enlist(lane_queue)
+        self._offer(lane_queue)
 
     def is_drained(self, queue: MessageQueue) -> bool:
-        """Whether the queue is draining and none of its handlers is running, not even one of a former assignment."""
-        lane_queue = self._assigned(queue)
+        """Whether the queue is draining and none of its handlers is running, not even one of a former assignment.
+
+        True for a queue that was lost: there is nothing left to wait for.
+        """
+        lane_queue = self._queues.get(queue)
+        if lane_queue is None:
+            return True
         return lane_queue.withdrawn and lane_queue.running == 0 and queue not in self._line.stale
 
     def drop(self, queue: MessageQueue) -> None:
@@ -318,6 +373,7 @@ class LaneScheduler(Generic[M]):
         if lane_queue.running:
             self._line.stale[queue] += lane_queue.running
         lane_queue.forget()
+        self._changed.append(queue)
 
     # queries
 
@@ -338,16 +394,64 @@ class LaneScheduler(Generic[M]):
     def cached(self, queue: MessageQueue) -> Cached:
         return self._assigned(queue).cached()
 
-    def snapshot(self) -> dict[MessageQueue, QueueView]:
-        held: dict[MessageQueue, list[tuple[str | None, Millis]]] = {}
-        for until, lane_queue, lane in self._line.timers():
-            held.setdefault(lane_queue.queue, []).append((lane.key if lane else None, until))
-        return {queue: each.view(tuple(held.get(queue, ()))) for queue, each in self._queues.items()}
-
-    def view(self, queue: MessageQueue, key: str | None, *, now: Millis) -> LaneView | None:
+    def view(self, queue: MessageQueue) -> QueueView | None:
+        """The queue at this moment; None if it is not assigned."""
         lane_queue = self._queues.get(queue)
-        timers = ((until, lane) for until, at, lane in self._line.timers() if at is lane_queue)
-        return None if lane_queue is None else lane_queue.view_lane(key, timers, now)
+        if lane_queue is None:
+            return None
+        return lane_queue.view(tuple((lane.key if lane else None, until) for until, lane in self._timers(lane_queue)))
+
+    def view_lane(self, queue: MessageQueue, key: str | None, *, now: Millis) -> LaneView | None:
+        """What the lane of a key is doing now; None if the queue is not assigned."""
+        lane_queue = self._queues.get(queue)
+        if lane_queue is None:
+            return None
+        lane = None if lane_queue.order is Order.QUEUE else key
+        began = next((run.began for run in self._in_progress() if (run.queue, run.key) == (queue, lane)), None)
+        return lane_queue.view_lane(key, self._timers(lane_queue), now, began)
+
+    @property
+    def has_changes(self) -> bool:
+        return bool(self._arrived or self._workers or self._changed or self._line.to_fetch)
+
+    def take_changes(self) -> Changes:
+        """What happened since the last call."""
+        changes = Changes(self._arrived, self._workers, self._changed, self._line.to_fetch)
+        self._arrived = self._workers = 0
+        self._changed, self._line.to_fetch = [], False
+        return changes
+
+    # runs of workers
+
+    def _in_progress(self) -> Iterator[LaneRun[M]]:
+        """The runs whose handler is being called, or that were taken one by one."""
+        return chain(self._single.values(), self.busy.running())
+
+    def _may_take_over(self, run: LaneRun[M]) -> bool:
+        """Whether a caller other than its worker may end the run.
+
+        Not while its messages are on their way to the broker, and not after the queue was lost: then they belong to
+        the next owner.
+        """
+        return run.running and run.given is None and self._queues.get(run.queue) is run.permit
+
+    def _collect(self, worker: Worker[M], now: Millis) -> None:
+        runs = worker.collect()
+        if runs:
+            self.finish_done(runs, now=now)
+
+    def _take_back(self, worker: Worker[M], now: Millis) -> None:
+        """Returns the runs that a worker has not begun to their lanes, and ends those that succeeded."""
+        for run in reversed(list(worker.take_back())):
+            self.finish(run, STOPPED, now=now)
+            self._workers += 1
+        self._collect_for_others(worker, now)
+
+    def _collect_for_others(self, worker: Worker[M], now: Millis) -> None:
+        """Collects while the worker is still busy: lanes that become ready here need another worker."""
+        if worker.ended:
+            self._collect(worker, now)
+            self._workers += bool(self._line)
 
     # what follows the end of a run
 
@@ -356,6 +460,16 @@ class LaneScheduler(Generic[M]):
         if not run.running or not isinstance(lane_queue, LaneQueue):
             raise UsageError(f"run {run.token} of {run.queue} has ended already: finish each run once")
         return lane_queue, lane_queue.lane_of(run)
+
+    def _ended(self, run: LaneRun[M], finished: Finished[M]) -> Finished[M]:
+        """Notes who must know of the end of a run; a run that is handed to the broker has not ended."""
+        if finished.why is not Why.GIVE:
+            # Whoever ends a single run need not ask for the next one; another caller may wait for it. A worker must
+            # sleep until the end of a hold. A queue that was lost may be assigned again, and its lanes may start now.
+            was_single = self._single.pop(run.token, None) is not None
+            self._workers += was_single or finished.until is not None or finished.why is Why.QUEUE_GONE
+            self._changed.append(run.queue)
+        return finished
 
     def _end(
         self,
@@ -370,8 +484,7 @@ class LaneScheduler(Generic[M]):
     ) -> Finished[M]:
         lane_queue, lane = self._running(run)
         more = lane_queue.settle(lane, upto, commit=self._auto if commit is None else commit, gone=gone)
-        until = self._place(lane_queue, lane, more, why, hold, now)
-        return Finished(why, self._moved(lane_queue), (), until)
+        return Finished(why, (), self._place(lane_queue, lane, more, why, hold, now))
 
     def _place(
         self, lane_queue: LaneQueue[M], lane: Lane[M], more: bool, why: Why, hold: Again | None, now: Millis
@@ -385,32 +498,29 @@ class LaneScheduler(Generic[M]):
         if hold is not None:
             return self._line.pause(lane_queue, lane, hold, now)
         if more:
-            self._go_on(lane_queue, lane, now)
+            self._continue(lane_queue, lane, now)
             self._line.enlist(lane_queue)
         return None
 
-    def _go_on(self, lane_queue: LaneQueue[M], lane: Lane[M], now: Millis) -> None:
+    def _continue(self, lane_queue: LaneQueue[M], lane: Lane[M], now: Millis) -> None:
         """Puts a lane back in line, or pauses it shortly if it used up its time slice."""
         if lane.slice_end is not None and now > lane.slice_end:
             self._line.pause(lane_queue, lane, _SLICE_USED_UP, now)
         else:
             lane_queue.ready.append(lane)
 
-    def _commit_or_roll_back(self, run: LaneRun[M], outcome: Outcome, done: int, now: Millis) -> Finished[M]:
-        if outcome is COMMIT or self._auto:
-            upto = min(done + self._options.batch_size, len(run.messages))
-            why = Why.ILLEGAL if self._auto else Why.COMMITTED
-            return self._end(run, upto, why, now=now, commit=True)
+    def _end_batch(self, run: LaneRun[M], outcome: Outcome, done: int, now: Millis) -> Finished[M]:
+        """Ends a run with an outcome that concerns a whole batch, and is no attempt of its messages."""
         lane_queue, lane = self._running(run)
+        upto = min(done + self._options.batch_size, len(run.messages))
+        if outcome is ONE_BY_ONE:
+            lane_queue.alone.update(message.queue_offset for message in run.messages[done:upto])
+            return self._end(run, done, Why.DIVIDED, now=now)
+        if outcome is COMMIT or self._auto:
+            return self._end(run, upto, Why.ILLEGAL if self._auto else Why.COMMITTED, now=now, commit=True)
         lane_queue.roll_back(lane)
         until = self._place(lane_queue, lane, True, Why.ROLLED_BACK, again(self._options.policy, 0), now)
-        return Finished(Why.ROLLED_BACK, None, (), until)
-
-    def _divide(self, run: LaneRun[M], done: int, now: Millis) -> Finished[M]:
-        lane_queue, _ = self._running(run)
-        batch = run.messages[done : done + self._options.batch_size]
-        lane_queue.alone.update(message.queue_offset for message in batch)
-        return self._end(run, done, Why.DIVIDED, now=now)
+        return Finished(Why.ROLLED_BACK, (), until)
 
     def _failed(
         self, run: LaneRun[M], done: int, batch: Sequence[M], outcome: Outcome, now: Millis, reason: str
@@ -422,120 +532,40 @@ class LaneScheduler(Generic[M]):
         give = tuple(m for m, step in zip(batch, steps, strict=True) if isinstance(step, Give))
         if give:
             run.given = done, len(batch), give
-            return Finished(Why.GIVE, None, give)
+            return Finished(Why.GIVE, give)
         waits = [step for step in steps if isinstance(step, Again)]
         if len(waits) < len(batch):
             attempts = max(failures.get(m.queue_offset, 0) for m in batch) + 1
             parked = self._end(run, done, Why.PARKED, now=now)
             lane_queue.park(lane, Failure(reason, attempts), at_broker=self._uses_broker)
             return parked
-        self._count(lane_queue, batch)
+        lane_queue.count_failures(batch)
         longest = max(waits, key=lambda step: step.delay)
         held = self._end(run, done, Why.HELD, now=now, hold=longest)
         if not longest.whole_queue:
             lane_queue.hold(lane, Failure(reason, failures[batch[0].queue_offset]))
         return held
 
-    def _count(self, lane_queue: LaneQueue[M], failed: Sequence[M]) -> None:
-        for message in failed:
-            lane_queue.failures[message.queue_offset] = lane_queue.failures.get(message.queue_offset, 0) + 1
-
-    def _moved(self, lane_queue: LaneQueue[M]) -> QueueOffset | None:
-        committable = lane_queue.committable
-        if committable == lane_queue.reported:
-            return None
-        lane_queue.reported = committable
-        return committable
-
-    def _stale_ended(self, run: LaneRun[M]) -> Finished[M]:
+    def _end_stale(self, run: LaneRun[M]) -> Finished[M]:
         _, lane = self._running(run)
         run.running, lane.run = False, None
         if self._line.stale_ended(run.queue) and run.queue in self._queues:
             self._line.enlist(self._queues[run.queue])
         return Finished(Why.QUEUE_GONE)
 
+    # queues
+
+    def _offer(self, lane_queue: LaneQueue[M]) -> None:
+        """Lanes of the queue may have become ready."""
+        self._line.enlist(lane_queue)
+        self._workers += 1
+        self._changed.append(lane_queue.queue)
+
+    def _timers(self, lane_queue: LaneQueue[M]) -> Iterator[tuple[Millis, Lane[M] | None]]:
+        return ((until, lane) for until, at, lane in self._line.timers() if at is lane_queue)
+
     def _assigned(self, queue: MessageQueue) -> LaneQueue[M]:
         lane_queue = self._queues.get(queue)
         if lane_queue is None:
             raise UsageError(f"{queue} is not assigned: add it first, or ask before dropping it")
         return lane_queue
-
-
-class ReadyLine(Generic[M]):
-    """The queues that have a lane that may run, in the order in which they are served.
-
-    A queue is in the line at most once and goes to its end when it was served, so that no queue waits for the backlog
-    of another. A queue that may not run now (without a lease, held, being handed over, with a run of a former
-    assignment in progress) leaves the line; `enlist` puts it back when that may have changed. Held lanes are on timers.
-    """
-
-    def __init__(self) -> None:
-        self._line: deque[LaneQueue[M]] = deque()
-        # (when, serial, queue, lane): that lane, or the whole queue if None, may run again.
-        self._timers: list[tuple[Millis, int, LaneQueue[M], Lane[M] | None]] = []
-        self._serial = count(1)
-        self.stale: Counter[MessageQueue] = Counter()
-        """Number of runs in progress of assignments that were dropped."""
-        self.to_fetch = False
-        """The messages of a lane whose backoff has ended must be fetched from the broker."""
-
-    def __bool__(self) -> bool:
-        return bool(self._line)
-
-    def enlist(self, lane_queue: LaneQueue[M]) -> None:
-        """Adds a queue that may have become ready."""
-        if lane_queue.ready and not lane_queue.listed:
-            lane_queue.listed = True
-            self._line.append(lane_queue)
-
-    def next(self, now: Millis) -> LaneQueue[M] | None:
-        """Removes and returns the first queue that may run; call `enlist` after taking lanes from it."""
-        if self._timers and self._timers[0][0] <= now:
-            self._fire(now)
-        while self._line:
-            lane_queue = self._line.popleft()
-            lane_queue.listed = False
-            if lane_queue.ready and self._may_run(lane_queue, now):
-                return lane_queue
-        return None
-
-    def pause(self, lane_queue: LaneQueue[M], lane: Lane[M], hold: Again, now: Millis) -> Millis:
-        """Holds the lane, or its whole queue; returns until when."""
-        until = Millis(now + hold.delay)
-        lane.slice_end = None
-        if hold.whole_queue and lane_queue.order is not Order.QUEUE:
-            lane_queue.held_until = max(lane_queue.held_until, until)
-            lane_queue.ready.appendleft(lane)
-            heapq.heappush(self._timers, (until, next(self._serial), lane_queue, None))
-        else:
-            lane_queue.paused(lane)
-            heapq.heappush(self._timers, (until, next(self._serial), lane_queue, lane))
-        return until
-
-    def next_timer(self) -> Millis | None:
-        return self._timers[0][0] if self._timers else None
-
-    def timers(self) -> Iterator[tuple[Millis, LaneQueue[M], Lane[M] | None]]:
-        """All timers, the earliest first."""
-        for until, _, lane_queue, lane in sorted(self._timers, key=lambda timer: timer[:2]):
-            yield until, lane_queue, lane
-
-    def stale_ended(self, queue: MessageQueue) -> bool:
-        """Counts a run of a former assignment that ended; returns whether it was the last one."""
-        self.stale[queue] -= 1
-        if self.stale[queue]:
-            return False
-        del self.stale[queue]
-        return True
-
-    def _may_run(self, lane_queue: LaneQueue[M], now: Millis) -> bool:
-        if lane_queue.withdrawn or not lane_queue.held_until <= now < lane_queue.usable_until:
-            return False
-        return not self.stale or lane_queue.order is Order.NONE or lane_queue.queue not in self.stale
-
-    def _fire(self, now: Millis) -> None:
-        while self._timers and self._timers[0][0] <= now:
-            _, _, lane_queue, lane = heapq.heappop(self._timers)
-            if lane is not None and not lane_queue.timer_fired(lane):
-                self.to_fetch = True
-            self.enlist(lane_queue)

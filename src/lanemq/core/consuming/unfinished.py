@@ -6,9 +6,18 @@ message is added and finished here, so the class has a compiled twin, which keep
 
 from collections import deque
 from collections.abc import Sequence
+from typing import Protocol
 
 from lanemq._fast import compiled
-from lanemq.core.consuming.process_queue import OffsetMessage
+
+
+class OffsetMessage(Protocol):
+    """What this module needs to know of a message."""
+
+    @property
+    def queue_offset(self) -> int: ...
+    @property
+    def size(self) -> int: ...
 
 
 @compiled

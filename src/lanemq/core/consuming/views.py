@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from lanemq.core.consuming.flow_control import Cached
 from lanemq.core.consuming.runs import Order
@@ -44,9 +45,18 @@ class LaneActivity(Enum):
     """The member has no message of it: all are done, or not pulled yet."""
 
 
+class Failing(NamedTuple):
+    """A lane that failed and has not succeeded since: when it first failed, the last message to fail, and why."""
+
+    since: Millis
+    offset: int
+    reason: str
+
+
 @dataclass(frozen=True, slots=True)
 class LaneView:
-    """One lane: `head` is its first unfinished offset, `attempts` how often that failed, `until` the end of a hold."""
+    """One lane: `head` is its first unfinished offset, `attempts` how often that failed, `until` the end of a hold,
+    `began` when its current run began. All times are on the member's clock."""
 
     state: LaneActivity
     order: Order
@@ -56,3 +66,5 @@ class LaneView:
     attempts: int = 0
     until: Millis | None = None
     waiting: int = 0
+    began: Millis | None = None
+    failing: Failing | None = None

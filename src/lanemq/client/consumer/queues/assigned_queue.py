@@ -185,7 +185,8 @@ class Assignment:
         del self._queues[assigned.queue]
         if assigned.puller is not None and assigned.puller is not asyncio.current_task():
             assigned.puller.cancel()
-        assigned.scheduler.drop(assigned.queue)
+        with assigned.scheduler as lanes:
+            lanes.drop(assigned.queue)
         return True
 
     def lose(self, assigned: AssignedQueue, why: str) -> None:

@@ -95,7 +95,8 @@ class HandOver:
     def call_off(self, assigned: AssignedQueue) -> None:
         """Keeps a queue that is wanted again before it left."""
         if assigned.lifecycle.happened(QueueEvent.WANTED, now=self._clock.now()) is Step.REOPEN:
-            assigned.scheduler.reopen(assigned.queue)
+            with assigned.scheduler as lanes:
+                lanes.reopen(assigned.queue)
 
     async def _drain(self, assigned: AssignedQueue, timeout_ms: int) -> QueueEvent | None:
         await _stop_pulling(assigned)
@@ -105,7 +106,8 @@ class HandOver:
             return QueueEvent.DRAINED
         if assigned.released:
             return None
-        scheduler.drain(queue)
+        with scheduler as lanes:
+            lanes.drain(queue, now=self._clock.now())
         if await scheduler.drained(queue, timeout_ms):
             return QueueEvent.DRAINED
         assigned.lifecycle.expire(now=self._clock.now())

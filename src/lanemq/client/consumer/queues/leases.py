@@ -234,7 +234,8 @@ class LeaseKeeper:
             until = Millis(self._clock.now() + AWAKE_MS)
             for assigned in self._assignment:
                 if assigned.lease is not None and not assigned.lane and assigned.queue.broker not in self._suspended:
-                    assigned.scheduler.set_usable_until(assigned.queue, min(until, assigned.usable_until))
+                    with assigned.scheduler as lanes:
+                        lanes.set_usable_until(assigned.queue, min(until, assigned.usable_until))
 
     # the loop of one broker
 
@@ -366,7 +367,8 @@ class LeaseKeeper:
         if self._history.on and until > self._clock.now():
             lease = self._assignment.lease_in_history(assigned)
             self._history.lease_renewed(lease, until=until * NANOS, asked=assigned.asked_ns)
-        assigned.scheduler.set_usable_until(assigned.queue, until)
+        with assigned.scheduler as lanes:
+            lanes.set_usable_until(assigned.queue, until)
         assigned.wake.set()
 
     # requests

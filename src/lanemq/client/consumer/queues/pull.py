@@ -115,13 +115,15 @@ class Puller:
             scheduler.call_below(queue, limit, lambda: self._wake(assigned))
             await self._wait(assigned, room.delay)
             return
-        offset = scheduler.next_offset(queue)
+        with scheduler as lanes:
+            offset = lanes.next_offset(queue)
         if offset is not None:
             await self._pull(assigned, offset)
 
     def _room(self, assigned: AssignedQueue) -> PullNow | WaitFor:
-        cached, limits = assigned.scheduler.cached(assigned.queue), self._limits[assigned.lane]
-        return verdict(cached, limits, out_of_order=_span_counts(assigned))
+        with assigned.scheduler as lanes:
+            cached = lanes.cached(assigned.queue)
+        return verdict(cached, self._limits[assigned.lane], out_of_order=_span_counts(assigned))
 
     async def _pull(self, assigned: AssignedQueue, offset: QueueOffset) -> None:
         """Pulls as long as one answer can be followed by the next pull at once."""
@@ -157,7 +159,8 @@ class Puller:
             messages = []
         else:
             return False
-        return assigned.scheduler.put(assigned.queue, messages, pulled.next_offset, pulled_from)
+        with assigned.scheduler as lanes:
+            return lanes.put(assigned.queue, messages, pulled.next_offset, pulled_from=pulled_from)
 
     def _next_at_once(self, assigned: AssignedQueue) -> QueueOffset | None:
         """Where to pull next, if that may happen now; the lease has the same epoch as before, or the queue is lost."""
@@ -167,7 +170,8 @@ class Puller:
         if not assigned.may_pull(now=now) or isinstance(self._room(assigned), WaitFor):
             return None
         assigned.last_pull = now
-        return assigned.scheduler.next_offset(assigned.queue)
+        with assigned.scheduler as lanes:
+            return lanes.next_offset(assigned.queue)
 
     def _header(self, assigned: AssignedQueue, offset: QueueOffset) -> PullHeader:
         queue, lane = assigned.queue, assigned.lane
@@ -227,8 +231,10 @@ class Puller:
         """Continues at another offset. Running handlers end first: two turns of a key must never overlap."""
         scheduler, queue = assigned.scheduler, assigned.queue
         assigned.moving = offset
-        log.warning("%s continues at offset %d instead of %s", queue, offset, scheduler.next_offset(queue))
-        scheduler.drain(queue)
+        with scheduler as lanes:
+            next_offset = lanes.next_offset(queue)
+            lanes.drain(queue, now=self._clock.now())
+        log.warning("%s continues at offset %d instead of %s", queue, offset, next_offset)
         while not await scheduler.drained(queue, to_millis(self._options.hand_over_timeout)):
             log.warning("%s waits for its running handler before it moves to offset %d", queue, offset)
         await self._parker.report_done(assigned, offset)
@@ -239,8 +245,10 @@ class Puller:
         parked = await self._parker.parked_at_broker(queue) if assigned.keeps_parked else ()
         if assigned.released:
             return
-        scheduler.drop(queue)
-        scheduler.add(queue, offset, assigned.usable_until, parked=parked, broker_parks=assigned.keeps_parked)
+        with scheduler as lanes:
+            lanes.drop(queue)
+            until, parks = assigned.usable_until, assigned.keeps_parked
+            lanes.add(queue, offset, usable_until=until, parked=parked, broker_parks=parks)
         await self._offsets.move_to(assigned, offset)
         assigned.moving = None
 

@@ -344,14 +344,15 @@ class Rebalancer:
             assigned.lifecycle.happened(QueueEvent.GRANTED, now=now)
         assigned.lifecycle.happened(QueueEvent.LOCATED, now=now)
         self._assignment.add(assigned)
-        assigned.scheduler.add(
-            queue,
-            start.offset,
-            assigned.usable_until,
-            start.finished,
-            start.parked,
-            broker_parks=assigned.keeps_parked,
-        )
+        with assigned.scheduler as lanes:
+            lanes.add(
+                queue,
+                start.offset,
+                usable_until=assigned.usable_until,
+                finished=start.finished,
+                parked=start.parked,
+                broker_parks=assigned.keeps_parked,
+            )
         if options.history.on and lease is not None:
             until = assigned.usable_until * NANOS
             lease_in_history = self._assignment.lease_in_history(assigned)

@@ -88,7 +88,16 @@ class Signature(NamedTuple):
 
     @property
     def has_dependencies(self) -> bool:
-        return any(each is not None and each.depends is not None for each in self.parameters)
+        return any(True for _ in self.dependencies())
+
+    def dependencies(self) -> Iterator[tuple[Parameter, Depends]]:
+        """The parameters with `Depends`, also those of the functions that make others."""
+        found = [each for each in self.parameters if each is not None]
+        while found:
+            each = found.pop()
+            if each.depends is not None:
+                yield each, each.depends
+            found += each.needs
 
 
 def read_signature(handler: Handler, codec: Codec, *, batched: bool) -> Signature:
@@ -115,8 +124,10 @@ def read_signature(handler: Handler, codec: Codec, *, batched: bool) -> Signatur
     for parameter, role, kind in zip(parameters, roles, wanted, strict=True):
         _check_batch(f"parameter {parameter.name} of handler {name}", role, kind, batched=batched)
     decode = _event_decoder(name, parameters[rest[0]].name, wanted[rest[0]], codec, batched=batched) if rest else None
-    _refuse_async_needs(name, roles, handler)
-    return Signature(name, tuple(roles), decode, batched)
+    signature = Signature(name, tuple(roles), decode, batched)
+    if not returns_awaitable(handler):
+        _refuse_async_makers(signature)
+    return signature
 
 
 def plain_call(handler: Handler, signature: Signature) -> HandlerCall:
@@ -199,12 +210,9 @@ def call_in_context(
 
 def missing_types(signature: Signature, provided: Provided) -> Iterator[tuple[str, Any]]:
     """The parameters that wait for an object of a type that was not provided."""
-    found = [each for each in signature.parameters if each is not None]
-    while found:
-        each = found.pop()
-        if each.depends is not None and each.depends.make is None and each.wanted not in provided:
+    for each, depends in signature.dependencies():
+        if depends.make is None and each.wanted not in provided:
             yield each.name, each.wanted
-        found += each.needs
 
 
 # one turn, inside its contexts
@@ -443,24 +451,16 @@ def _event_decoder(function: str, name: str, wanted: Any, codec: Codec, *, batch
         raise InvalidOption(f"parameter {name} of handler {function}: {error}") from error
 
 
-def _refuse_async_needs(name: str, roles: Sequence[Parameter | None], handler: Handler) -> None:
-    if returns_awaitable(handler):
-        return
-    found = [each for each in roles if each is not None]
-    while found:
-        each = found.pop()
-        make = each.depends.make if each.depends is not None else None
-        if make is not None and _is_async(make):
+def _refuse_async_makers(signature: Signature) -> None:
+    """Called for a handler that is a plain function: it cannot wait for what makes its arguments."""
+    for each, depends in signature.dependencies():
+        make = depends.make
+        function = None if make is None or inspect.isclass(make) else innermost_function(make)
+        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
             raise InvalidOption(
-                f"parameter {each.name} of handler {name}: {function_name(make)} is async, and the handler is not: "
-                f"write the handler with `async def`, or {function_name(make)} with `def`"
+                f"parameter {each.name} of handler {signature.name}: {function_name(make)} is async, and the handler "
+                f"is not: write the handler with `async def`, or {function_name(make)} with `def`"
             )
-        found += each.needs
-
-
-def _is_async(make: Callable[..., Any]) -> bool:
-    function = None if inspect.isclass(make) else innermost_function(make)
-    return inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
 
 
 def provided_type(value: object, as_type: type | None) -> type:

@@ -12,12 +12,12 @@ from contextlib import suppress
 from contextvars import ContextVar
 from typing import NoReturn
 
-from lanemq.client.consumer.turns.in_progress import Worker
+from lanemq.client.consumer.turns.scheduler import MessageWorker
 from lanemq.forking import tell_child
 
 log = logging.getLogger(__name__)  # not `ClientLog`: the child ends at once
 
-CALLING: ContextVar[Worker | None] = ContextVar("CALLING", default=None)
+CALLING: ContextVar[MessageWorker | None] = ContextVar("CALLING", default=None)
 """The worker that calls a handler, in its thread or task."""
 
 

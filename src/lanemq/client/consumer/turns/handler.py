@@ -25,7 +25,7 @@ from typing import Any, TypeAlias, TypeVar, get_origin
 
 from lanemq._fast import compiled
 from lanemq.background_log import ClientLog
-from lanemq.client.consumer.turns.in_progress import MessageRun
+from lanemq.client.consumer.turns.scheduler import MessageRun
 from lanemq.client.message import Message
 from lanemq.core.consuming.retry_policy import clamp_suspend
 from lanemq.core.consuming.runs import COMMIT, FAILED, HOPELESS, ONE_BY_ONE, ROLL_BACK, STOPPED, Outcome, Suspend

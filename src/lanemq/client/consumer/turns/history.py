@@ -9,7 +9,7 @@ from itertools import count
 
 from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.turns.handler import AsyncBatchHandler, Batch, BatchHandler, Stop, describe, one_line
-from lanemq.client.consumer.turns.in_progress import MessageRun
+from lanemq.client.consumer.turns.scheduler import MessageRun
 from lanemq.client.consumer.turns.subscription import Subscription
 from lanemq.client.message import Message
 from lanemq.clock import Clock

@@ -65,7 +65,11 @@ class Subscription:
     @property
     def lanes(self) -> LaneOptions:
         return LaneOptions(
-            policy=self.policy, batch_size=self.batch_size, run_limit=self.run_limit, auto_commit=self.auto_commit
+            policy=self.policy,
+            order=self.order,
+            batch_size=self.batch_size,
+            run_limit=self.run_limit,
+            auto_commit=self.auto_commit,
         )
 
 
@@ -117,4 +121,4 @@ class ActiveSubscription:
 
 def make_scheduler(subscription: Subscription, clock: Clock) -> Scheduler:
     scheduler = AsyncScheduler if subscription.async_handler is not None else Scheduler
-    return scheduler(LaneScheduler(subscription.lanes), subscription.order, clock)
+    return scheduler(LaneScheduler(subscription.lanes), clock)

@@ -34,7 +34,7 @@ from lanemq.client.consumer.turns.handler import (
     Stop,
     describe,
 )
-from lanemq.client.consumer.turns.in_progress import MessageFinished, MessageRun, Worker
+from lanemq.client.consumer.turns.scheduler import MessageFinished, MessageRun, MessageWorker
 from lanemq.client.consumer.turns.send_back import DeadLetterSender
 from lanemq.client.consumer.turns.subscription import ActiveSubscription
 from lanemq.client.message import Message
@@ -84,13 +84,13 @@ class Workers(ABC):
     async def stop(self, timeout_s: float) -> None:
         """Ends the workers; waits at most `timeout_s` seconds for those that call a handler."""
 
-    def _stopped_run(self, worker: Worker, ran: "Ran", counts: WorkerCounts) -> MessageRun | None:
+    def _stopped_run(self, worker: MessageWorker, ran: "Ran", counts: WorkerCounts) -> MessageRun | None:
         """Counts the runs that succeeded; returns the one after them, if it did not."""
         counts.succeeded(ran.runs, ran.messages)
         return None if ran.end is None else worker.run
 
     def _reported(
-        self, worker: Worker, run: MessageRun, end: "RunEnd", finished: MessageFinished, counts: WorkerCounts
+        self, worker: MessageWorker, run: MessageRun, end: "RunEnd", finished: MessageFinished, counts: WorkerCounts
     ) -> None:
         """Counts and logs a run that did not fully succeed, once it is reported."""
         worker.run = None
@@ -125,7 +125,7 @@ class ThreadWorkers(Workers):
         SERVING.set(self._consumer)
         counts = self._counts.new(self._active.subscription.topic)
         while not self._active.scheduler.closed:
-            worker = Worker()
+            worker = MessageWorker()
             CALLING.set(worker)
             try:
                 while self._active.scheduler.take_runs(worker):
@@ -135,7 +135,7 @@ class ThreadWorkers(Workers):
                     end_child(error)
                 self._broke(worker, error)
 
-    def _broke(self, worker: Worker, error: BaseException) -> None:
+    def _broke(self, worker: MessageWorker, error: BaseException) -> None:
         scheduler, run = self._active.scheduler, worker.run
         if not scheduler.closed:
             _log_broken(self._active, error)
@@ -146,7 +146,7 @@ class ThreadWorkers(Workers):
             scheduler.leave(worker)
         scheduler.wait_until_closed(REPLACE_AFTER)
 
-    def _run(self, worker: Worker, counts: WorkerCounts) -> None:
+    def _run(self, worker: MessageWorker, counts: WorkerCounts) -> None:
         """Runs what the worker took. Successful runs are reported with the next take, all others at once."""
         subscription = self._active.subscription
         assert subscription.handler is not None
@@ -186,7 +186,7 @@ class TaskWorkers(Workers):
                 task.cancel()
 
     def _add(self, tasks: asyncio.TaskGroup, pause: float) -> None:
-        worker = Worker()
+        worker = MessageWorker()
         work = self._work(worker, pause)
         try:
             task = tasks.create_task(work)
@@ -196,7 +196,7 @@ class TaskWorkers(Workers):
         self._tasks.add(task)
         task.add_done_callback(lambda task: self._ended(tasks, task, worker))
 
-    async def _work(self, worker: Worker, pause: float) -> None:
+    async def _work(self, worker: MessageWorker, pause: float) -> None:
         scheduler, counts = self._active.scheduler, self._counts.new(self._active.subscription.topic)
         assert isinstance(scheduler, AsyncScheduler)
         SERVING.set(self._consumer)
@@ -211,7 +211,7 @@ class TaskWorkers(Workers):
                 end_child(error)
             worker.error = error
 
-    def _ended(self, tasks: asyncio.TaskGroup, task: asyncio.Task[None], worker: Worker) -> None:
+    def _ended(self, tasks: asyncio.TaskGroup, task: asyncio.Task[None], worker: MessageWorker) -> None:
         """Called when a worker's task has ended; if the consumer is not stopping, the worker is replaced."""
         self._tasks.discard(task)
         scheduler, run = self._active.scheduler, worker.run
@@ -230,7 +230,7 @@ class TaskWorkers(Workers):
     async def _follow(self, run: MessageRun, end: "RunEnd", finished: MessageFinished) -> None:
         await self._reporter.follow(self._active, run, end, finished)
 
-    async def _run(self, worker: Worker, counts: WorkerCounts) -> None:
+    async def _run(self, worker: MessageWorker, counts: WorkerCounts) -> None:
         subscription = self._active.subscription
         assert subscription.async_handler is not None
         while True:
@@ -266,7 +266,7 @@ class Ran(NamedTuple):
 _PERMIT_WITHDRAWN = Stop(STOPPED)
 
 
-def run_worker(worker: Worker, handler: BatchHandler, batch_size: int, clock: Clock, times: TurnTimes) -> Ran:
+def run_worker(worker: MessageWorker, handler: BatchHandler, batch_size: int, clock: Clock, times: TurnTimes) -> Ran:
     """Runs what waits, until nothing does or a run does not fully succeed; that run is then `worker.run`."""
     runs, messages, stop, done = run_waiting(
         worker, handler, batch_size, nanoseconds_of(clock), _PERMIT_WITHDRAWN, times
@@ -276,7 +276,12 @@ def run_worker(worker: Worker, handler: BatchHandler, batch_size: int, clock: Cl
 
 @compiled
 def run_waiting(
-    worker: Worker, handler: BatchHandler, batch_size: int, now: Callable[[], int], withdrawn: Stop, times: TurnTimes
+    worker: MessageWorker,
+    handler: BatchHandler,
+    batch_size: int,
+    now: Callable[[], int],
+    withdrawn: Stop,
+    times: TurnTimes,
 ) -> tuple[int, int, Stop | None, int]:
     """The numbers of runs and messages that succeeded, then what stopped the next run, and after how many messages.
 
@@ -325,7 +330,7 @@ def _run_batches(
 
 
 async def run_worker_async(
-    worker: Worker, handler: AsyncBatchHandler, batch_size: int, clock: Clock, times: TurnTimes
+    worker: MessageWorker, handler: AsyncBatchHandler, batch_size: int, clock: Clock, times: TurnTimes
 ) -> Ran:
     """`run_worker` on the event loop."""
     runs = messages = 0
@@ -511,9 +516,11 @@ class OverdueRuns:
 
     async def _check(self, active: ActiveSubscription, before: Millis, retries: int) -> None:
         # Sending takes seconds if a broker is slow: check again, for each run, that it is still overdue.
-        for run in active.scheduler.overdue(before):
-            if run in active.scheduler.overdue(before) and await self._sent_back(run, retries):
-                if active.scheduler.take_over(run):
+        for run in _overdue(active, before):
+            if run in _overdue(active, before) and await self._sent_back(run, retries):
+                with active.scheduler as lanes:
+                    taken_over = lanes.take_over(run, now=self._options.clock.now())
+                if taken_over:
                     log.warning("a handler of %s hangs; its messages were sent back", run.queue)
                 else:
                     log.warning("a handler of %s returned late; its messages were already sent back", run.queue)
@@ -522,3 +529,8 @@ class OverdueRuns:
         left = run.messages[run.done :]
         sent = [await self._dead_letters.send_back(message, OVERDUE_DELAY_LEVEL, retries) for message in left]
         return all(sent)
+
+
+def _overdue(active: ActiveSubscription, before: Millis) -> list[MessageRun]:
+    with active.scheduler as lanes:
+        return lanes.overdue(before)

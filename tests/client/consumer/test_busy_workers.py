@@ -5,13 +5,17 @@ import threading
 from typing import Any
 
 import pytest
-from tests.client.consumer.fakes import message, queue
+from tests.client.consumer.fakes import committable, message, queue
 from tests.client.consumer.worker_fixture import WAIT, WorkerFixture, handler_call
 from tests.client.virtual_time import ManualClock
 
 from lanemq.client.consumer.turns.counting import ConsumerCounts, TurnTimes
 from lanemq.client.consumer.turns.handler import async_batch_handler
-from lanemq.client.consumer.turns.in_progress import (
+from lanemq.client.consumer.turns.scheduler import Scheduler
+from lanemq.client.consumer.turns.workers import RunReporter, TaskWorkers, run_worker
+from lanemq.client.message import Message
+from lanemq.clock import SystemClock
+from lanemq.core.consuming.busy_workers import (
     LATE_MS,
     MAX_MESSAGES,
     QUICK_MESSAGES,
@@ -19,10 +23,6 @@ from lanemq.client.consumer.turns.in_progress import (
     BusyWorkers,
     Worker,
 )
-from lanemq.client.consumer.turns.scheduler import Scheduler
-from lanemq.client.consumer.turns.workers import RunReporter, TaskWorkers, run_worker
-from lanemq.client.message import Message
-from lanemq.clock import SystemClock
 from lanemq.core.consuming.retry_policy import HoldKey, SendBack
 from lanemq.core.consuming.runs import DONE, NO_LEASE_NEEDED, NOT_LEASED, LaneOptions, LaneRun, Order
 from lanemq.core.consuming.scheduler import LaneScheduler
@@ -35,13 +35,14 @@ KEYS = 8
 
 def want(scheduler: Scheduler, messages: int) -> None:
     """Lets workers take this many messages at once, as if handlers had been fast so far."""
-    scheduler._in_progress.busy.share = messages
+    scheduler._lanes.busy.share = messages
 
 
 def put(scheduler: Scheduler, number: int = 0, count: int = KEYS, first: int = 0) -> None:
     """Puts one message for each of `count` keys."""
     messages = [message(first + n, of=queue(number), key=f"{number}-{n}") for n in range(count)]
-    scheduler.put(queue(number), messages, QueueOffset(first + count), QueueOffset(first))
+    with scheduler as lanes:
+        lanes.put(queue(number), messages, QueueOffset(first + count), pulled_from=QueueOffset(first))
 
 
 class OneWorker:
@@ -49,13 +50,14 @@ class OneWorker:
 
     def __init__(self, order: Order = Order.KEY, **options: Any) -> None:
         self.clock = ManualClock()
-        self.scheduler = Scheduler(LaneScheduler(LaneOptions(**options)), order, self.clock)
+        self.scheduler = Scheduler(LaneScheduler(LaneOptions(order=order, **options)), self.clock)
         self.worker = Worker()
         want(self.scheduler, MAX_MESSAGES)
 
     def fill(self, *queues: int) -> None:
         for number in queues or (0,):
-            self.scheduler.add(queue(number), QueueOffset(0), NO_LEASE_NEEDED)
+            with self.scheduler as lanes:
+                lanes.add(queue(number), QueueOffset(0), usable_until=NO_LEASE_NEEDED)
             put(self.scheduler, number)
         assert self.scheduler.take_runs(self.worker)
 
@@ -68,7 +70,8 @@ class OneWorker:
 
 def runs(count: int) -> list[LaneRun[Message]]:
     one = OneWorker()
-    one.scheduler.add(queue(0), QueueOffset(0), NO_LEASE_NEEDED)
+    with one.scheduler as lanes:
+        lanes.add(queue(0), QueueOffset(0), usable_until=NO_LEASE_NEEDED)
     put(one.scheduler, count=count)
     assert one.scheduler.take_runs(one.worker)
     return list(one.worker.waiting)
@@ -120,7 +123,7 @@ def test_waiting_for_the_mutex_does_not_make_a_handler_look_slow(counted: bool) 
     one.fill()
     one.run(lambda batch, _: None)
     one.scheduler.close()
-    mutex = one.scheduler._mutex
+    lanes, mutex = one.scheduler._lanes, one.scheduler._mutex
 
     class Contended:
         def acquire(self) -> bool:
@@ -130,12 +133,12 @@ def test_waiting_for_the_mutex_does_not_make_a_handler_look_slow(counted: bool) 
         def release(self) -> None:
             mutex.release()
 
-    one.scheduler._effects._mutex = Contended()  # type: ignore[assignment]
+    one.scheduler._mutex = Contended()  # type: ignore[assignment]
     if counted:
-        end = one.scheduler._in_progress.end
-        one.scheduler._in_progress.end = lambda worker, now, _: end(worker, now)  # type: ignore[method-assign]
+        end = lanes.end_runs
+        lanes.end_runs = lambda worker, now, **_: end(worker, now=now, returned_ns=now * 1_000_000)  # type: ignore[method-assign]
     assert not one.scheduler.take_runs(one.worker)
-    assert one.scheduler._in_progress.busy.share == (KEYS // 2 if counted else 2 * KEYS)
+    assert lanes.busy.share == (KEYS // 2 if counted else 2 * KEYS)
 
 
 def test_slow_handlers_need_a_worker_per_message() -> None:
@@ -178,7 +181,8 @@ def test_a_lost_lease_stops_a_worker_before_its_next_message() -> None:
     def handler(batch: Any, _: Any) -> None:
         seen.append(batch[0].queue_offset)
         if len(seen) == 3:
-            one.scheduler.set_usable_until(queue(0), NOT_LEASED)
+            with one.scheduler as lanes:
+                lanes.set_usable_until(queue(0), NOT_LEASED)
 
     assert one.run(handler).end is not None
     assert seen == [0, 1, 2]
@@ -188,9 +192,9 @@ def test_finished_messages_are_committable_while_the_next_handler_runs() -> None
     """A handler that hangs for an hour must not delay the commit of runs that finished before it."""
     one = OneWorker()
     one.fill()
-    committable: list[Any] = []
-    one.run(lambda batch, _: committable.append(one.scheduler.committable(queue(0))))
-    assert committable == list(range(KEYS))
+    seen: list[Any] = []
+    one.run(lambda batch, _: seen.append(committable(one.scheduler, queue(0))))
+    assert seen == list(range(KEYS))
 
 
 @pytest.mark.parametrize("counted", [True, False])
@@ -202,12 +206,14 @@ def test_finished_messages_of_one_run_are_committable_while_the_next_handler_run
     if not counted:
         monkeypatch.setattr(LaneScheduler, "note_progress", lambda self, run: False)
     one = OneWorker(order)
-    one.scheduler.add(queue(0), QueueOffset(0), NO_LEASE_NEEDED)
-    one.scheduler.put(queue(0), [message(n, key="k") for n in range(32)], QueueOffset(32), QueueOffset(0))
+    with one.scheduler as lanes:
+        lanes.add(queue(0), QueueOffset(0), usable_until=NO_LEASE_NEEDED)
+    with one.scheduler as lanes:
+        lanes.put(queue(0), [message(n, key="k") for n in range(32)], QueueOffset(32), pulled_from=QueueOffset(0))
     assert one.scheduler.take_runs(one.worker)
-    committable: list[Any] = []
-    one.run(lambda batch, _: committable.append(one.scheduler.committable(queue(0))))
-    assert committable == (list(range(32)) if counted else [0] * 32)
+    seen: list[Any] = []
+    one.run(lambda batch, _: seen.append(committable(one.scheduler, queue(0))))
+    assert seen == (list(range(32)) if counted else [0] * 32)
     one.scheduler.leave(one.worker)
     assert one.scheduler.progress(queue(0)) == (32, FinishedRanges())
 
@@ -220,7 +226,8 @@ def test_a_draining_queue_waits_for_running_handlers_only() -> None:
 
     def handler(batch: Any, _: Any) -> None:
         seen.extend(batch)
-        one.scheduler.drain(queue(1))
+        with one.scheduler as lanes:
+            lanes.drain(queue(1), now=Millis(0))
         assert asyncio.run(one.scheduler.drained(queue(1), 0))
 
     one.run(handler)
@@ -251,7 +258,8 @@ def test_runs_that_a_late_worker_has_not_begun_go_to_another(gets_on: bool) -> N
 def test_a_worker_that_is_not_late_keeps_its_runs() -> None:
     one, other = OneWorker(), Worker()
     one.fill()
-    one.scheduler.add(queue(1), QueueOffset(0), NO_LEASE_NEEDED)
+    with one.scheduler as lanes:
+        lanes.add(queue(1), QueueOffset(0), usable_until=NO_LEASE_NEEDED)
     put(one.scheduler, 1)
     one.clock.at += LATE_MS - 1
     want(one.scheduler, QUICK_MESSAGES - 1)
@@ -266,7 +274,8 @@ def test_only_a_run_that_has_begun_can_be_overdue() -> None:
 
     def handler(batch: Any, _: Any) -> None:
         one.clock.at += 1_000
-        late = one.scheduler.overdue(Millis(one.clock.at))
+        with one.scheduler as lanes:
+            late = lanes.overdue(Millis(one.clock.at))
         overdue.append([run.messages[0].queue_offset for run in late])
 
     one.run(handler)
@@ -282,7 +291,7 @@ def test_a_run_that_was_taken_over_is_not_reported_twice() -> None:
 
     one.run(handler)
     one.scheduler.leave(one.worker)
-    assert one.scheduler.committable(queue(0)) == KEYS
+    assert committable(one.scheduler, queue(0)) == KEYS
 
 
 def test_a_worker_that_leaves_early_gives_its_runs_back() -> None:
@@ -312,7 +321,7 @@ def test_a_hanging_handler_holds_its_own_lane_and_no_other() -> None:
         put(fixture.scheduler, count=50)
         fixture.wait(lambda: len(done) == 49)
         stuck.set()
-        fixture.wait(lambda: fixture.scheduler.committable(queue(0)) == 50)
+        fixture.wait(lambda: committable(fixture.scheduler, queue(0)) == 50)
 
     WorkerFixture(handler, workers=2).run(scenario)
 
@@ -335,7 +344,8 @@ def test_a_message_that_arrives_while_the_only_busy_worker_hangs_is_run_by_anoth
         assert begun.wait(WAIT)
         fixture.wait(lambda: fixture.scheduler._sleeping == 1)
         messages = [message(1, of=queue(0), key="another")]
-        fixture.scheduler.put(queue(0), messages, QueueOffset(2), QueueOffset(1))
+        with fixture.scheduler as lanes:
+            lanes.put(queue(0), messages, QueueOffset(2), pulled_from=QueueOffset(1))
         assert done.wait(WAIT / 4)
         stuck.set()
 
@@ -394,9 +404,9 @@ def test_a_failure_holds_its_lane_and_no_other_of_the_same_worker() -> None:
         put(fixture.scheduler)
         put(fixture.scheduler, first=KEYS)
         fixture.wait(lambda: len(seen) == 2 * KEYS - 2)
-        fixture.wait(lambda: fixture.scheduler.committable(queue(0)) == 3)
+        fixture.wait(lambda: committable(fixture.scheduler, queue(0)) == 3)
         broken.set()
-        fixture.wait(lambda: fixture.scheduler.committable(queue(0)) == 2 * KEYS)
+        fixture.wait(lambda: committable(fixture.scheduler, queue(0)) == 2 * KEYS)
 
     fixture = WorkerFixture(handler, policy=HoldKey())
     fixture.run(scenario)
@@ -447,6 +457,6 @@ def test_a_coroutine_that_waits_holds_its_own_lane_and_no_other() -> None:
             assert 0 not in done
             stuck.set()
             await workers.stop(WAIT)
-        assert fixture.scheduler.committable(queue(0)) == KEYS
+        assert committable(fixture.scheduler, queue(0)) == KEYS
 
     asyncio.run(main())

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.core.consuming.scheduler_fixture import Msg, Q, SchedulerFixture, offsets
 
-from lanemq.core.consuming.keyed_queue import KeyedQueue
+from lanemq.core.consuming.lane_queue import LaneQueue
 from lanemq.core.consuming.retry_policy import HoldKey
-from lanemq.core.consuming.runs import DONE, NO_LEASE_NEEDED, LaneRun, Order, Why
+from lanemq.core.consuming.runs import DONE, NO_LEASE_NEEDED, LaneOptions, LaneRun, Order
 from lanemq.model.units import QueueOffset
 
 
@@ -66,7 +66,7 @@ def test_runs_reported_together_have_the_same_effect_as_reported_one_by_one(
         singly.finish(same[at], DONE)
     for ask in ("committable", "finished_ranges", "cached", "next_offset"):
         assert getattr(together.scheduler, ask)(Q) == getattr(singly.scheduler, ask)(Q)
-    assert together.scheduler.snapshot() == singly.scheduler.snapshot()
+    assert together.scheduler.view(Q) == singly.scheduler.view(Q)
 
 
 def test_runs_of_a_dropped_queue_are_ignored() -> None:
@@ -76,13 +76,13 @@ def test_runs_of_a_dropped_queue_are_ignored() -> None:
     made.scheduler.drop(Q)
     made.assign(Q, "a", "b")
     assert taken(made, 100) == [], "runs of the former assignment are still under way"
-    assert made.scheduler.finish_done(runs, now=made.now) == [(Q, Why.QUEUE_GONE)] * 2
+    made.scheduler.finish_done(runs, now=made.now)
     assert made.scheduler.committable(Q) == 0
     assert [offsets(run) for run in taken(made, 100)] == [[0], [1]]
 
 
 def test_a_message_that_arrives_during_a_run_waits_behind_what_returns() -> None:
-    home: KeyedQueue[Msg] = KeyedQueue(Q, QueueOffset(0), NO_LEASE_NEEDED, Order.KEY, 1)
+    home: LaneQueue[Msg] = LaneQueue(Q, QueueOffset(0), NO_LEASE_NEEDED, LaneOptions())
     home.put([Msg(0, "a"), Msg(1, "a")], QueueOffset(2))
     home.ready.popleft()
     lane = home.lane("a")
