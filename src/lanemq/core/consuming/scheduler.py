@@ -59,7 +59,7 @@ from lanemq.model.units import Millis, QueueOffset
 _SLICE_USED_UP = Again(SLICE_PAUSE, whole_queue=False)
 
 
-class Changes(NamedTuple):
+class LaneChanges(NamedTuple):
     """What happened since the last time: who should look again."""
 
     arrived: int
@@ -414,9 +414,9 @@ class LaneScheduler(Generic[M]):
     def has_changes(self) -> bool:
         return bool(self._arrived or self._workers or self._changed or self._line.to_fetch)
 
-    def take_changes(self) -> Changes:
+    def take_changes(self) -> LaneChanges:
         """What happened since the last call."""
-        changes = Changes(self._arrived, self._workers, self._changed, self._line.to_fetch)
+        changes = LaneChanges(self._arrived, self._workers, self._changed, self._line.to_fetch)
         self._arrived = self._workers = 0
         self._changed, self._line.to_fetch = [], False
         return changes

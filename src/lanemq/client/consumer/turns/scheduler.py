@@ -22,7 +22,7 @@ from lanemq.clock import Clock, nanoseconds_of
 from lanemq.core.consuming.busy_workers import LATE_MS, Worker
 from lanemq.core.consuming.lanes_at_broker import LanesAtBroker
 from lanemq.core.consuming.runs import Finished, LaneRun, Outcome
-from lanemq.core.consuming.scheduler import Changes, LaneScheduler
+from lanemq.core.consuming.scheduler import LaneChanges, LaneScheduler
 from lanemq.core.finished_ranges import FinishedRanges
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset, Seconds, to_millis
@@ -191,7 +191,7 @@ class Scheduler:
 
     # under the mutex
 
-    def _act_on(self, changes: Changes) -> list[Callback]:
+    def _act_on(self, changes: LaneChanges) -> list[Callback]:
         """Wakes workers as needed; returns the callbacks to call once the mutex is released."""
         workers = changes.workers
         if changes.arrived:
