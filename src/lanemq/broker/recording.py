@@ -1,7 +1,8 @@
 """Writes the history of a broker for the checker: lease changes, and offsets as they are accepted.
 
 A line is written right after the lock table or the offset table decided and before the answer is sent, so the broker's
-account of a lease is exact. Callers check `on` first, so a broker without a history pays nothing else.
+account of a lease is exact. Callers check `on` first, so a broker without a history pays nothing else; what happens to
+lanes is rarer, and is checked here.
 
 A reset is recorded here only while the group has no members. A member in operation finishes its running turns before it
 moves, and only the member knows when that is.
@@ -126,22 +127,23 @@ class Recording:
 
     def parked(self, name: LaneName, offsets: Iterable[int]) -> None:
         """Record parked messages, once they are on disk and before the answer."""
-        for offset in offsets:
+        for offset in offsets if self.on else ():
             self._history.parked(self._at(name.group, name.queue, offset), name.key or "")
 
     def restored(self, lanes: Iterable[ParkedLane]) -> None:
         """Record the lanes again after a restart, because a crash may have lost some of their lines."""
-        for lane in sorted(lanes, key=lambda lane: (*lane.name[:2], lane.name.key or "")):
+        for lane in sorted(lanes if self.on else (), key=lambda lane: (*lane.name[:2], lane.name.key or "")):
             self.parked(lane.name, lane.offsets)
             if lane.status.runs:
                 self.redriven(lane.name, lane.first, lane.offsets.from_offset(lane.first, MAX_GIVEN)[-1])
 
     def redriven(self, name: LaneName, first: int, last: int) -> None:
         """Record that the messages of a lane from `first` to `last` may run."""
-        self._history.redriven(self._at(name.group, name.queue, first), name.key or "", last)
+        if self.on:
+            self._history.redriven(self._at(name.group, name.queue, first), name.key or "", last)
 
     def discarded(self, name: LaneName, offsets: Iterable[int]) -> None:
-        for offset in offsets:
+        for offset in offsets if self.on else ():
             self._history.discarded(self._at(name.group, name.queue, offset), name.key or "")
 
     def moved(self, group: str, queues: Mapping[MessageQueue, int]) -> None:

@@ -76,8 +76,7 @@ def recovered(
 
     progress = ProgressKeeper(table, rows, StoredQueues(store), row_thread, clock)
     _cut_progress(store, table, rows, clean=report.clean)
-    if recording.on:
-        recording.restored(lane for each in table.parked() for lane in each.lanes.values())
+    recording.restored(lane for each in table.parked() for lane in each.lanes.values())
     store.retention.begin(now=clock.now(), ages=state.ages())
     if (problem := clock_problem(state.last_run(), clock.wall())) is not None:
         log.warning("%s", problem)

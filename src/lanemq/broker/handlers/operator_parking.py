@@ -6,6 +6,7 @@ the change waits for the next one.
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from heapq import merge
 from typing import TypeAlias
 
@@ -90,7 +91,7 @@ class OperatorParkingHandler:
             yield
 
         # A new owner skips the lanes of this list, so it must not contain changes that are not on disk.
-        self._keeper.settled(lambda error: answer_saved(peer, request, error, table.encode()))
+        self._keeper.settled(partial(answer_saved, peer, request, body=table.encode()))
         return None
 
     def _show(self, peer: Peer, request: Command) -> None:
@@ -130,11 +131,7 @@ class OperatorParkingHandler:
         changed = progress.redrive(name.key)
         if changed:
             log.info("group %s: key %s of %s is redriven", name.group, shown_key(name.key), _shown(name))
-
-        def stored() -> None:
-            if self._parts.recording.on:
-                self._parts.recording.redriven(name, given[0], given[-1])
-
+        stored = partial(self._parts.recording.redriven, name, given[0], given[-1])
         self._save(peer, request, lane, int(changed), stored)
 
     def _discard(self, peer: Peer, request: Command) -> None:
@@ -148,20 +145,12 @@ class OperatorParkingHandler:
                 "group %s: %d message(s) of key %s of %s discarded, offsets %d to %d",
                 name.group, removed, shown_key(name.key), _shown(name), first, last,
             )  # fmt: skip
-
-        def stored() -> None:
-            if self._parts.recording.on:
-                self._parts.recording.discarded(name, noted)
-
-        self._save(peer, request, lane, removed, stored)
+        self._save(peer, request, lane, removed, partial(self._parts.recording.discarded, name, noted))
 
     def _save(self, peer: Peer, request: Command, lane: ParkedLane, changed: int, stored: Callable[[], None]) -> None:
         """Answer when a change of a lane, if there is one, is on disk; `stored` is called then, too."""
         reply = ParkedResult(changed=changed, left=len(lane.offsets))
-
-        def saved(error: StorageError | None) -> None:
-            answer_saved(peer, request, error, reply.encode())
-
+        saved = partial(answer_saved, peer, request, body=reply.encode())
         if changed:
             self._keeper.save_lane(lane.name, saved, stored=stored)
         else:

@@ -56,9 +56,8 @@ class OwnerParkingHandler:
             return
         body = ParkBody.of_request(request.body)
         asked, name = _checked(body), LaneName(progress.group, progress.queue, body.key)
-        failure = (
-            Failure(body.reason[:MAX_REASON_CHARS], min(max(0, body.attempts), MAX_ATTEMPTS)) if body.failed else None
-        )
+        attempts = min(max(0, body.attempts), MAX_ATTEMPTS)
+        failure = Failure(body.reason[:MAX_REASON_CHARS], attempts) if body.failed else None
         offsets = progress.parkable(body.key, asked, self._parts.queue_log.bounds(progress.queue))
         if len(offsets) < len(asked):
             at = f"offset {asked[len(offsets)]} of {_shown(progress.queue)}"
@@ -81,15 +80,9 @@ class OwnerParkingHandler:
         )
         parked_again = lane is not None and lane.status is LaneStatus.PARKED and body.again in lane.offsets
         noted = (*((body.again,) if parked_again else ()), *parked.fresh)
-
-        def saved(error: StorageError | None) -> None:
-            answer_saved(peer, request, error, reply.encode())
-
-        def stored() -> None:
-            if self._parts.recording.on:
-                self._parts.recording.parked(name, noted)
-
+        saved = partial(answer_saved, peer, request, body=reply.encode())
         if parked.fresh or failure is not None:
+            stored = partial(self._parts.recording.parked, name, noted)
             self._keeper.save_lane(name, saved, stored=stored, chunks=parked.rows)
         else:
             self._keeper.settled(saved)
@@ -128,8 +121,7 @@ class OwnerParkingHandler:
             elif not self._is_first(name, offsets[0]):  # discarded in between
                 self._give(peer, request, name, wanted)
             else:
-                if self._parts.recording.on:
-                    self._parts.recording.redriven(name, offsets[0], max(records))
+                self._parts.recording.redriven(name, offsets[0], max(records))
                 answer(peer, request, ext, b"".join(records.values()))
 
         self._keeper.find(name, offsets, MAX_GIVEN_BYTES, found)
