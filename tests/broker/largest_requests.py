@@ -15,11 +15,11 @@ from tests.wire.encoding import encode_batch
 from lanemq._fast import VARIANT
 from lanemq.broker.body_limits import SMALL_BODY
 from lanemq.broker.handlers.locks import MAX_QUEUES
-from lanemq.broker.handlers.owner_parking import MAX_KEY_CHARS, MAX_OFFSETS
+from lanemq.broker.handlers.owner_parking import MAX_KEY_CHARS
 from lanemq.broker.handlers.routes import MAX_KV_CHARS
 from lanemq.core.brokering.membership import ConnectionId, GroupHeartbeat, GroupSubscription
 from lanemq.core.brokering.quotas import Quota, Quotas
-from lanemq.core.lane_status import Failure
+from lanemq.core.lane_status import MAX_PARKED, Failure
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.wire.batch import MAX_BATCH_MESSAGES
 from lanemq.wire.bodies import LaneProgress
@@ -180,7 +180,7 @@ def unlock(full: FullBroker, run: int) -> Request:
 
 
 def park(full: FullBroker, run: int) -> Request:
-    key, offsets = f"{run}".rjust(MAX_KEY_CHARS, "k"), list(range(MAX_OFFSETS))
+    key, offsets = f"{run}".rjust(MAX_KEY_CHARS, "k"), list(range(MAX_PARKED))
     body = ParkBody(key=key, offsets=offsets, failed=True, reason="", attempts=1)
     body.reason = "r" * (256 * 1024 - len(body.encode()))
     return full.claim("Long"), body.encode()

@@ -15,7 +15,6 @@ from lanemq.core.brokering.lost_members import LostFilter
 from lanemq.core.brokering.membership import WidestFilter
 from lanemq.core.brokering.progress_store import SavedOffset
 from lanemq.core.brokering.queue_progress import (
-    MAX_GIVEN,
     Commit,
     Committed,
     Ignored,
@@ -24,6 +23,7 @@ from lanemq.core.brokering.queue_progress import (
     WhyIgnored,
 )
 from lanemq.core.brokering.topic_table import TopicTable
+from lanemq.core.lane_status import MAX_GIVEN
 from lanemq.history import History, Place
 from lanemq.history import RecordedLease as LeaseLine
 from lanemq.model.queue import MessageQueue

@@ -524,6 +524,16 @@ def test_a_request_for_an_unknown_or_unnamed_lane_is_refused(running: RunningBro
         assert raw.ask(code, {}, wanted.encode()).code == ResponseCode.INVALID_PARAMETER
 
 
+def test_a_number_that_no_row_can_hold_does_not_keep_others_from_being_saved(running: RunningBroker) -> None:
+    """All progress is saved in one order, so a row that can never be written would stop the offsets, too."""
+    owner = Owner(running)
+    body = ParkBody(key="large", offsets=[1], failed=True, attempts=2**63).encode()
+    assert owner.raw.ask(RequestCode.LANE_PARK, owner._ext(), body).code == 0
+    owner.raw.commit(1, laneClient="a", laneEpoch=str(owner.lease.epoch))
+    running.restart()
+    assert (running.connect().committed(), len(lanes(running.connect()))) == (1, 1)
+
+
 def test_invalid_requests_are_refused_and_park_nothing(running: RunningBroker) -> None:
     owner = Owner(running)
     assert owner.ask_park(-1).code == ResponseCode.INVALID_PARAMETER

@@ -16,7 +16,8 @@ from lanemq.broker.context import BrokerContext
 from lanemq.broker.dispatch import Handler, answer, answer_error, answer_saved
 from lanemq.broker.long_answers import LongAnswers, Steps
 from lanemq.broker.storage.progress_keeper import Records
-from lanemq.core.brokering.queue_progress import MAX_GIVEN, LaneName, ParkedLane, QueueProgress
+from lanemq.core.brokering.queue_progress import LaneName, ParkedLane, QueueProgress
+from lanemq.core.lane_status import MAX_GIVEN
 from lanemq.model.errors import BrokerRefused, StorageError
 from lanemq.model.keys import shown_key
 from lanemq.net.peer import Peer

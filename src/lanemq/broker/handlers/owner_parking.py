@@ -12,9 +12,9 @@ from lanemq.broker.dispatch import Handler, answer, answer_code, answer_error, a
 from lanemq.broker.group_rules import ownership, queue_of
 from lanemq.broker.storage.progress_keeper import Records, Saved
 from lanemq.core.brokering.lock_table import Current
-from lanemq.core.brokering.queue_progress import MAX_GIVEN, LaneName, ParkedLane, QueueProgress
+from lanemq.core.brokering.queue_progress import LaneName, ParkedLane, QueueProgress
 from lanemq.core.brokering.quotas import Quota
-from lanemq.core.lane_status import Failure, LaneStatus
+from lanemq.core.lane_status import MAX_GIVEN, MAX_PARKED, Failure, LaneStatus
 from lanemq.model.errors import BrokerRefused, StorageError
 from lanemq.model.keys import shown_key
 from lanemq.model.names import check_group
@@ -28,8 +28,6 @@ from lanemq.wire.lane_bodies import NextBody, ParkAnswer, ParkBody
 
 log = logging.getLogger(__name__)
 
-MAX_OFFSETS = 1_000
-"""Offsets in one request."""
 MAX_GIVEN_BYTES = 1024 * 1024
 """Size of the messages that an owner gets at once; the first one always fits."""
 MAX_REASON_CHARS = 500
@@ -158,8 +156,8 @@ class OwnerParkingHandler:
 
 
 def _checked(body: ParkBody) -> list[int]:
-    if len(body.offsets) > MAX_OFFSETS or any(offset < 0 for offset in body.offsets):
-        raise BrokerRefused(ResponseCode.INVALID_PARAMETER, f"at most {MAX_OFFSETS} offsets, none of them negative")
+    if len(body.offsets) > MAX_PARKED or any(offset < 0 for offset in body.offsets):
+        raise BrokerRefused(ResponseCode.INVALID_PARAMETER, f"at most {MAX_PARKED} offsets, none of them negative")
     if len(body.key or "") > MAX_KEY_CHARS:
         raise BrokerRefused(ResponseCode.INVALID_PARAMETER, f"a key has at most {MAX_KEY_CHARS} characters")
     return sorted(set(body.offsets))

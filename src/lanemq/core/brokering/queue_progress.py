@@ -45,9 +45,6 @@ from lanemq.model.units import Millis, QueueOffset
 
 OFFSET_BYTES = 350
 """Memory of the progress of one group in one queue, without finished ranges and lanes."""
-MAX_GIVEN = 32
-"""Messages of a lane that its owner gets at once. Many: more of them run again after a crash, and more that an operator
-discards may already be on their way. Few: a redrive takes longer, because each answer waits for the disk."""
 LANE_BYTES = 1_500
 """Memory of a lane beside its texts and offsets, as measured."""
 
