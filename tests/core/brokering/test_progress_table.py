@@ -101,17 +101,6 @@ def test_only_changes_are_unsaved_and_only_until_they_are_taken() -> None:
     assert table.take_unsaved() == [SavedOffset("g", Q, QueueOffset(11))]
 
 
-def test_what_could_not_be_saved_is_taken_again_as_it_is_then() -> None:
-    table = new()
-    commit(table, 10)
-    commit(table, 1, MessageQueue("u", "b", 0))
-    rows = table.take_unsaved()
-    commit(table, 11)
-    table.forget_topic("u")
-    table.not_saved(rows)
-    assert [row.offset for row in table.take_unsaved()] == [11]
-
-
 def test_rows_are_taken_a_limited_number_at_a_time_in_the_order_of_their_changes() -> None:
     table, queues = new(), [MessageQueue("t", "b", number) for number in range(5)]
     for queue in queues:
