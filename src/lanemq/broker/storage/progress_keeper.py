@@ -110,13 +110,16 @@ class ProgressKeeper:
 
     def forget_group(self, group: str) -> Forgotten:
         """Forget a deleted group, in memory now and on disk soon."""
-        self.save((ForgottenProgress(group=group),), nothing)
-        return self.table.forget_group(group)
+        return self._forgotten(self.table.forget_group(group), ForgottenProgress(group=group))
 
     def forget_topic(self, topic: str) -> Forgotten:
         """Forget what groups have in a deleted topic, in memory now and on disk soon."""
-        self.save((ForgottenProgress(topic=topic),), nothing)
-        return self.table.forget_topic(topic)
+        return self._forgotten(self.table.forget_topic(topic), ForgottenProgress(topic=topic))
+
+    def _forgotten(self, forgotten: Forgotten, change: ForgottenProgress) -> Forgotten:
+        if forgotten.groups:
+            self.save((change,), nothing)
+        return forgotten
 
     def tick(self, now: Millis) -> None:
         if not self._writing and now >= self._offsets_at and (self._unsaved or self.table.has_unsaved):

@@ -66,7 +66,7 @@ class EndedLane(NamedTuple):
 
 
 class ForgottenProgress(NamedTuple):
-    """The end of all progress of a group, or in a topic. None: of any."""
+    """The end of all progress of a group, or of all groups in a topic."""
 
     group: str | None = None
     topic: str | None = None

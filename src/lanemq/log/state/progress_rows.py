@@ -22,7 +22,6 @@ from lanemq.model.units import Millis, QueueOffset
 _OF_LANES = ("parked_lanes", "parked_chunks", "parked_messages")
 PROGRESS_TABLES = ("offsets", *_OF_LANES)
 _OF_LANE = "grp = ? AND topic = ? AND broker = ? AND queue_id = ? AND key = ?"
-_FORGOTTEN = "grp = coalesce(?, grp) AND topic = coalesce(?, topic)"
 
 
 class ProgressRows:
@@ -40,12 +39,13 @@ class ProgressRows:
                         db.execute("REPLACE INTO offsets VALUES (?, ?, ?, ?, ?, ?, ?)", row)
                     case SavedLane():
                         _save_lane(db, change)
-                    case EndedLane(name):
+                    case EndedLane(lane):
                         for table in _OF_LANES:
-                            db.execute(f"DELETE FROM {table} WHERE {_OF_LANE}", _id(name))
-                    case ForgottenProgress():
+                            db.execute(f"DELETE FROM {table} WHERE {_OF_LANE}", _id(lane))
+                    case ForgottenProgress(group, topic):
+                        column, name = ("topic", topic) if group is None else ("grp", group)
                         for table in PROGRESS_TABLES:
-                            db.execute(f"DELETE FROM {table} WHERE {_FORGOTTEN}", change)
+                            db.execute(f"DELETE FROM {table} WHERE {column} = ?", (name,))
 
     def name_broker(self, broker: str) -> None:
         """Make everything the progress in queues of this broker, which may have had another name before."""
