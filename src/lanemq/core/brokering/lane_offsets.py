@@ -64,6 +64,8 @@ class LaneOffsets:
         self._tail_start = -1
         self._left = 0
         """How many offsets of the first chunk have left the lane."""
+        self._unpacked: tuple[int, list[int]] = (-1, [])
+        """The start and the offsets of the full chunk that was first when it was needed last."""
         self._count = 0
 
     @classmethod
@@ -108,7 +110,7 @@ class LaneOffsets:
         offset, found = max(offset, self.first), list[int]()
         for each in self._full:
             if each.last >= offset and len(found) < limit:
-                offsets = unpack(each.data)
+                offsets = self._first_chunk() if each is self._full[0] else unpack(each.data)
                 found += offsets[bisect_left(offsets, offset) :][: limit - len(found)]
         return found + self._tail[bisect_left(self._tail, offset) :][: limit - len(found)]
 
@@ -146,7 +148,7 @@ class LaneOffsets:
         offsets = list(self)
         at = bisect_left(offsets, end)
         self._full.clear()
-        self._tail, self._left, self._count = [], 0, 0
+        self._tail, self._left, self._count, self._unpacked = [], 0, 0, (-1, [])
         self.extend(offsets[:at])
         return offsets[at:]
 
@@ -156,7 +158,12 @@ class LaneOffsets:
         return [*((each.start, each.data) for each in self._full), *tail]
 
     def _first_chunk(self) -> list[int]:
-        return unpack(self._full[0].data) if self._full else self._tail
+        if not self._full:
+            return self._tail
+        first = self._full[0]
+        if self._unpacked[0] != first.start:
+            self._unpacked = (first.start, unpack(first.data))
+        return self._unpacked[1]
 
     def _close_tail(self) -> None:
         if self._tail:
