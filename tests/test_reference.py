@@ -22,6 +22,7 @@ from lanemq.core.brokering.quotas import Quota
 from lanemq.core.consuming.flow_control import FlowLimits
 from lanemq.core.consuming.queue_lease import LeaseTimes
 from lanemq.core.finished_ranges import MAX_RANGES
+from lanemq.core.lane_status import MAX_PARKED
 from lanemq.effects.transaction import OnceOptions
 from lanemq.model import names
 from lanemq.net import peer
@@ -82,7 +83,7 @@ def test_the_other_tables_name_only_options_that_a_broker_has() -> None:
 
 INTERNAL = {
     "audit": {"MAX_ADDRESSES", "MAX_CHARS", "MAX_UNKNOWN_CHARS"},
-    "checkpoints": {"MAX_OFFSETS", "MAX_POSTPONED_TICKS"},
+    "checkpoints": {"MAX_POSTPONED_TICKS"},
     "dedup": {"MAX_SEQUENCE_RANGES"},
     "delay": {"MAX_RETRIES", "MAX_STEP_MS"},
     "delays": {"MAX_BYTES", "MAX_MESSAGES"},
@@ -96,9 +97,9 @@ INTERNAL = {
     "locks": {"MAX_FINISHED_CHARS", "MAX_LINES", "MAX_QUEUE_ID"},
     "long_poll": {"MAX_HELD"},
     "operator_parking": {"MAX_LIST_CHARS", "MAX_RUN", "MAX_SHOWN", "MAX_SHOWN_BYTES"},
-    "owner_parking": {"MAX_GIVEN_BYTES"},
-    "parking": {"MAX_GIVEN"},
+    "owner_parking": {"MAX_ATTEMPTS", "MAX_GIVEN_BYTES"},
     "pinning": {"MAX_COPIED", "MAX_COPIED_BYTES"},
+    "progress_keeper": {"MAX_OFFSETS"},
     "rate_limited_log": {"MAX_TEXTS"},
     "send": {"MAX_ANSWERED_IDS", "MAX_BURST_FRAMES"},
     "membership": {"MAX_LOOKS"},
@@ -115,6 +116,7 @@ OTHERS = {
     "command.MAX_FRAME_BYTES": MAX_FRAME_BYTES,
     "dedup.CAPACITY": dedup.CAPACITY,
     "finished_ranges.MAX_RANGES": MAX_RANGES,
+    "lane_status.MAX_PARKED": MAX_PARKED,
     "names.MAX_GROUP_CHARS": names.MAX_GROUP_CHARS,
     "names.MAX_TOPIC_CHARS": names.MAX_TOPIC_CHARS,
     "peer.CROWDED_BYTES": peer.CROWDED_BYTES,

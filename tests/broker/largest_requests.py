@@ -15,12 +15,11 @@ from tests.wire.encoding import encode_batch
 from lanemq._fast import VARIANT
 from lanemq.broker.body_limits import SMALL_BODY
 from lanemq.broker.handlers.locks import MAX_QUEUES
-from lanemq.broker.handlers.owner_parking import MAX_KEY_CHARS, MAX_OFFSETS
+from lanemq.broker.handlers.owner_parking import MAX_KEY_CHARS
 from lanemq.broker.handlers.routes import MAX_KV_CHARS
 from lanemq.core.brokering.membership import ConnectionId, GroupHeartbeat, GroupSubscription
-from lanemq.core.brokering.parked_lane_table import LaneName
 from lanemq.core.brokering.quotas import Quota, Quotas
-from lanemq.core.lane_status import Failure
+from lanemq.core.lane_status import MAX_PARKED, Failure
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.wire.batch import MAX_BATCH_MESSAGES
 from lanemq.wire.bodies import LaneProgress
@@ -98,11 +97,11 @@ class FullBroker:
         self.have_offsets("g", "T")
 
     def _fill_lanes(self) -> None:
-        now, lanes, failure = Millis(1), self.parts.parking.lanes, Failure("broken", 3)
+        now, failure = Millis(1), Failure("broken", 3)
 
         def park() -> None:
             for number in range(LANES):
-                lanes.park(LaneName("g", "Long", 0, f"k{number}"), [number], failure, now=now)
+                self.running.progress("g", "Long").park(f"k{number}", [number], failure, now=now)
 
         self.running.call(park)
         body = ParkBody(key="shown", offsets=list(range(256)), failed=True, held=True, reason="broken", attempts=1)
@@ -115,7 +114,7 @@ class FullBroker:
     def have_offsets(self, group: str, topic: str) -> None:
         def commit_all() -> None:
             for queue in range(QUEUES):
-                self.parts.offsets.reset(group, topic, queue, QueueOffset(0))
+                self.running.progress(group, topic, queue).move(QueueOffset(0), pending=False)
 
         self.running.call(commit_all)
 
@@ -181,7 +180,7 @@ def unlock(full: FullBroker, run: int) -> Request:
 
 
 def park(full: FullBroker, run: int) -> Request:
-    key, offsets = f"{run}".rjust(MAX_KEY_CHARS, "k"), list(range(MAX_OFFSETS))
+    key, offsets = f"{run}".rjust(MAX_KEY_CHARS, "k"), list(range(MAX_PARKED))
     body = ParkBody(key=key, offsets=offsets, failed=True, reason="", attempts=1)
     body.reason = "r" * (256 * 1024 - len(body.encode()))
     return full.claim("Long"), body.encode()
@@ -189,13 +188,13 @@ def park(full: FullBroker, run: int) -> Request:
 
 def parked_lane(full: FullBroker, run: int, **more: int) -> bytes:
     """A new lane of the length that needs several requests."""
-    name = LaneName("g", "Long", 0, f"operator {run}")
+    key = f"operator {run}"
 
     def fill() -> None:
-        full.parts.parking.lanes.park(name, range(LONG_MESSAGES), Failure("broken", 3), now=Millis(1))
+        full.running.progress("g", "Long").park(key, range(LONG_MESSAGES), Failure("broken", 3), now=Millis(1))
 
     full.running.call(fill)
-    return LaneBody(group="g", topic="Long", any_key=False, key=name.key, **more).encode()  # type: ignore[arg-type]
+    return LaneBody(group="g", topic="Long", any_key=False, key=key, **more).encode()  # type: ignore[arg-type]
 
 
 def delete_group(full: FullBroker, run: int) -> Request:

@@ -19,8 +19,10 @@ from tests.broker.raw_client import RawClient
 from lanemq.broker.app import Broker
 from lanemq.broker.config import BrokerOptions
 from lanemq.clock import SystemClock
+from lanemq.core.brokering.queue_progress import QueueProgress
 from lanemq.log.filesystem import Disk
 from lanemq.log.store import Store
+from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis
 from lanemq.net.address import Address
 
@@ -96,6 +98,10 @@ class RunningBroker:
         finally:
             gate.open()
         return folder
+
+    def progress(self, group: str, topic: str, queue_id: int = 0) -> QueueProgress:
+        """The progress of a group in a queue; to be changed on the broker's loop."""
+        return self.broker.running.parts.progress.at(group, MessageQueue(topic, self.options.name, queue_id))
 
     # calls from the test's thread into the broker's loop
 

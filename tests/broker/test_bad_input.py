@@ -10,6 +10,7 @@ from tests.broker.raw_client import RawClient, bodies, heartbeat, lock_body, pul
 from tests.broker.running import ManualClock, RunningBroker
 
 from lanemq.broker.handlers import send, single_sends
+from lanemq.log.state.progress_rows import ProgressRows
 from lanemq.log.store import Store
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import RESPONSE_BIT, Command, encode_command, pack_frame
@@ -193,8 +194,8 @@ def test_bad_group_is_refused_everywhere(broker: RunningBroker, folder: Path, na
     broker.tick()
     assert topics_on_disk(broker) == {"Alive", "T"}
     state = broker.broker.running.parts.state
-    assert (state.offsets(), state.leases(), state.groups()) == ([], [], {})
-    assert broker.call(broker.broker.running.parts.offsets.groups) == ()
+    assert (ProgressRows(state).offsets(), state.leases(), state.groups()) == ([], [], {})
+    assert broker.call(broker.broker.running.parts.progress.groups) == ()
     assert outside(folder) == set()
 
 

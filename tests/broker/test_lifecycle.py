@@ -14,7 +14,7 @@ from tests.broker.raw_client import RawClient, bodies, send_ext
 from tests.broker.running import BrokerProcess, Gate, ManualClock
 from tests.wire.encoding import encode_batch
 
-from lanemq.log.state.database import State
+from lanemq.log.state.progress_rows import ProgressRows
 from lanemq.model.errors import LogInUse, WriteFailed
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.properties import encode_properties
@@ -87,11 +87,11 @@ def test_a_stop_that_cannot_save_offsets_is_not_marked_as_clean(
     raw = running.connect()
     raw.send("T")
 
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise WriteFailed("no space left")
 
     with monkeypatch.context() as failing:
-        failing.setattr(State, "save_offsets", full)
+        failing.setattr(ProgressRows, "save", full)
         raw.commit(1)
         with pytest.raises(WriteFailed):
             running.stop()

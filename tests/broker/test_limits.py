@@ -398,7 +398,7 @@ def test_a_client_that_searches_does_not_keep_others_from_searching(broker: Runn
 
 def test_parked_lanes_have_a_quota_and_give_back_what_leaves(broker: RunningBroker) -> None:
     """The key of a request to park is what the client says, so one message is enough for any number of lanes."""
-    parts = limited(broker, parked_bytes=5_000)
+    limited(broker, parked_bytes=5_000)
     raw = broker.connect()
     raw.create("T")
     raw.send("T")
@@ -415,7 +415,7 @@ def test_parked_lanes_have_a_quota_and_give_back_what_leaves(broker: RunningBrok
     assert [park(f"k{number}").settled for number in range(5)] == [1, 1, 1, 0, 0]
     assert "may have 5000 bytes of parked lanes" in park("k4").remark
     assert park("k4", "h").settled == 0, "all groups of an address count together"
-    assert len(parts.parking.lanes.unsorted()) == 3
+    assert len(broker.progress("g", "T").lanes) == 3
     assert refusals(raw, "quota") == 4
     ask(RequestCode.LANE_PARK_NEXT, NextBody(key="k0", done=0, wanted=0).encode())
     assert park("k4", "h").settled == 1

@@ -9,6 +9,7 @@ import gc
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 from tests.broker.loop_pieces import loop_pieces
@@ -16,9 +17,9 @@ from tests.broker.running import RunningBroker, retire_now
 from tests.log.conftest import memory_folder
 
 from lanemq.broker.context import BrokerContext
-from lanemq.broker.storage import checkpoints as checkpoints_module
-from lanemq.core.brokering.group_offsets import CommitKind, SavedOffset
-from lanemq.core.brokering.parked_lane_table import LaneName
+from lanemq.broker.storage import progress_keeper
+from lanemq.core.brokering.progress_store import SavedOffset
+from lanemq.core.brokering.queue_progress import CommitKind
 from lanemq.core.lane_status import Failure
 from lanemq.model.queue import MessageQueue
 from lanemq.model.stamp import Stamp
@@ -116,9 +117,9 @@ def hold_much(loaded: Loaded, group: str, topic: str) -> None:
     now = parts.clock.now()
     parts.locks.acquire(group, queues, "member", lease=Millis(60_000), keep_alive_timeout=Millis(800), now=now)
     for number in range(2 * LEASES):
-        parts.offsets.commit(group, topic, number, QueueOffset(1), kind=CommitKind.FORWARD)
+        loaded.running.progress(group, topic, number).commit(QueueOffset(1), kind=CommitKind.FORWARD)
     for number in range(LEASES // 4):
-        parts.parking.lanes.park(LaneName(group, topic, 0, f"k{number}"), [number], Failure("broken", 1), now=now)
+        loaded.running.progress(group, topic).park(f"k{number}", [number], Failure("broken", 1), now=now)
 
 
 def delete_topic(loaded: Loaded) -> None:
@@ -128,13 +129,15 @@ def delete_topic(loaded: Loaded) -> None:
 
 def forget_unused_group(loaded: Loaded) -> None:
     parts, unused = loaded.parts, loaded.running.broker.running.housekeeping._forgotten_groups
-    loaded.call(lambda: parts.parking.lanes.forget(group="d"))
+    lanes = loaded.running.progress("d", "D")
+    for key in tuple(lanes.lanes):
+        loaded.call(partial(lanes.discard, key, 10**9))
     parts.charges.group_use.forget("d")
     parts.charges.group_use.used("d", Millis(0))
     parts.charges.group_use.keep("d")
     loaded.call(lambda: unused.forget(Millis(10**12)))
     loaded.wait_until(lambda: "d" not in parts.locks.groups())
-    assert not parts.offsets.has_group("d")
+    assert not parts.progress.has_group("d")
 
 
 @pytest.mark.parametrize("delete", [delete_topic, forget_unused_group])
@@ -153,25 +156,23 @@ def test_what_a_deleted_topic_or_group_leaves_is_freed_in_slices(
 
 
 def test_many_changed_offsets_are_saved_in_several_writes(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
-    offsets, checkpoints = loaded.parts.offsets, loaded.running.broker.running.checkpoints
+    table, keeper = loaded.parts.progress, loaded.parts.progress_keeper
 
     def commit() -> None:
+        keeper._offsets_at = Millis(2**60)  # the housekeeping leaves them to `save`
         for number in range(LEASES):
-            offsets.commit("many", "T", number, QueueOffset(loaded.run), kind=CommitKind.FORWARD)
-
-    def begin() -> None:
-        checkpoints._offsets_at = Millis(0)
-        checkpoints.tick(loaded.parts.clock.now())
+            loaded.running.progress("many", "T", number).commit(QueueOffset(loaded.run), kind=CommitKind.FORWARD)
 
     def save() -> None:
-        while loaded.running.call(lambda: bool(offsets.dirty(1))):
-            loaded.call(begin)
-            loaded.wait_until(lambda: checkpoints._offsets_at is not None)
+        while loaded.running.call(lambda: table.has_unsaved):
+            keeper._offsets_at = Millis(0)
+            loaded.call(lambda: keeper.tick(loaded.parts.clock.now()))
+            loaded.wait_until(lambda: not keeper._writing)
 
     prepare = lambda: loaded.call(commit)  # noqa: E731
-    monkeypatch.setattr(checkpoints_module, "MAX_OFFSETS", min(checkpoints_module.MAX_OFFSETS, LEASES // 5))
+    monkeypatch.setattr(progress_keeper, "MAX_OFFSETS", min(progress_keeper.MAX_OFFSETS, LEASES // 5))
     in_parts = min(loaded.longest(prepare, save) for _ in range(RUNS))
-    monkeypatch.setattr(checkpoints_module, "MAX_OFFSETS", 10**9)
+    monkeypatch.setattr(progress_keeper, "MAX_OFFSETS", 10**9)
     whole = loaded.longest(prepare, save)
     print(f"{LEASES} changed offsets: {in_parts * 1000:.1f} ms in parts, {whole * 1000:.1f} ms in one piece")
     assert in_parts < LIMIT_SECONDS
@@ -184,11 +185,11 @@ def fall_behind(loaded: Loaded) -> None:
         loaded.raw.send_batch("T", [(bytes(3_000), {})] * 2, queue=queue)
     ends = [loaded.parts.store.bounds("T", queue)[1] for queue in range(QUEUES)]
     rows = [
-        SavedOffset(f"g{group}", "T", queue, QueueOffset(end - 1), False)
+        SavedOffset(f"g{group}", MessageQueue("T", loaded.running.options.name, queue), QueueOffset(end - 1))
         for group in range(GROUPS)
         for queue, end in enumerate(ends)
     ]
-    loaded.call(lambda: loaded.parts.offsets.restore(rows))
+    loaded.call(lambda: loaded.parts.progress.restore(rows))
     for _ in range(3):
         loaded.raw.send("T", bytes(60_000))
 

@@ -1,7 +1,5 @@
 """What stays in memory because a client named it has a quota in bytes: one name may be large, and cost megabytes."""
 
-from functools import partial
-
 import pytest
 from tests.broker.raw_client import lock_body
 from tests.broker.running import Gate, RunningBroker
@@ -9,8 +7,8 @@ from tests.broker.test_limits import limited, refusals
 
 from lanemq.broker.charges import Charges
 from lanemq.broker.handlers import pull
-from lanemq.core.brokering.group_offsets import OFFSET_BYTES
 from lanemq.core.brokering.membership import Membership
+from lanemq.core.brokering.queue_progress import OFFSET_BYTES
 from lanemq.core.brokering.quotas import Quota, Quotas
 from lanemq.model.java_hash import REMEMBERED_CHARS, java_string_hash, tag_code
 from lanemq.wire.bodies import HeartbeatData, LaneProgress, ProducerData
@@ -118,7 +116,8 @@ def test_new_offsets_have_a_quota_and_known_ones_go_on(broker: RunningBroker) ->
 
 
 def test_finished_ranges_beyond_the_quota_are_forgotten_and_the_offset_is_not(broker: RunningBroker) -> None:
-    parts, raw = limited(broker, offsets=OFFSET_BYTES + 100), broker.connect()
+    limited(broker, offsets=OFFSET_BYTES + 100)
+    raw = broker.connect()
     raw.create("T", 1)
     raw.send_batch("T", [(b"x", {})] * 200)
     (lease,) = raw.lane_lock("c").lane_leases
@@ -129,7 +128,9 @@ def test_finished_ranges_beyond_the_quota_are_forgotten_and_the_offset_is_not(br
         owned = {"laneClient": "c", "laneEpoch": str(lease.epoch)}
         return raw.ask(RequestCode.UPDATE_CONSUMER_OFFSET, ext | owned, body).code
 
-    finished = partial(parts.offsets.finished_ranges, "g", "T", 0)
+    def finished() -> str:
+        return broker.progress("g", "T").finished
+
     assert (commit(0, 10), len(finished())) == (0, 39)
     assert (commit(1, 90), finished()) == (0, ""), "their messages may be delivered again"
     assert raw.committed() == 1

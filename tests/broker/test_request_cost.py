@@ -24,7 +24,6 @@ from tests.log.conftest import memory_folder
 from lanemq.broker import body_limits
 from lanemq.broker.handlers import pull
 from lanemq.core.brokering.membership import ConnectionId, GroupHeartbeat, GroupSubscription
-from lanemq.core.brokering.parked_lane_table import LaneName
 from lanemq.core.lane_status import Failure
 from lanemq.model.units import Millis
 from lanemq.net import loop_slices
@@ -192,12 +191,12 @@ def many_lanes() -> Iterator[RunningBroker]:
     """A broker with many parked lanes in a log file that is due to be deleted."""
     folder = memory_folder()
     running = RunningBroker(folder, durable=False, segment_bytes=64 * 1024, retention_bytes=64 * 1024)
-    raw, lanes = running.connect(), running.broker.running.parts.parking.lanes
+    raw = running.connect()
     raw.create("T", 1)
 
     def park() -> None:
         for number in range(LANES):
-            lanes.park(LaneName("g", "T", 0, f"k{number}"), [0], Failure("broken", 1), now=Millis(1))
+            running.progress("g", "T").park(f"k{number}", [0], Failure("broken", 1), now=Millis(1))
 
     running.call(park)
     for _ in range(3):

@@ -14,9 +14,9 @@ from typing import Any
 
 from lanemq import forking
 from lanemq.broker import housekeeping
-from lanemq.broker.storage.checkpoints import Checkpoints
 from lanemq.broker.storage.group_commit import GroupCommit
 from lanemq.broker.storage.pinning import Pinning
+from lanemq.broker.storage.progress_keeper import ProgressKeeper
 from lanemq.client.consumer.engine import EngineThread
 from lanemq.client.consumer.queues.assigned_queue import AssignedQueue, Assignment
 from lanemq.client.consumer.queues.heartbeat import Heartbeat
@@ -196,12 +196,12 @@ def finished_span(patch: Patch) -> None:
 
 def saved_offsets(patch: Patch) -> None:
     """Broker: writes offsets only at a clean stop."""
-    patch(Checkpoints, "_save_offsets", lambda self: None)
+    patch(ProgressKeeper, "tick", lambda self, now: None)
 
 
 def offsets_at_stop(patch: Patch) -> None:
     """Broker: does not write the newest offsets at a clean stop."""
-    patch(Checkpoints, "save_now", lambda self: None)
+    patch(ProgressKeeper, "save_now", lambda self: None)
 
 
 def flush_before_ack(patch: Patch) -> None:

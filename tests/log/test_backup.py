@@ -23,6 +23,7 @@ from lanemq.log.folder import backup
 from lanemq.log.folder.backup import EPOCH_MARGIN, back_up, read_manifest, restore, verify
 from lanemq.log.folder.examination import examine
 from lanemq.log.state.database import VERSION, State
+from lanemq.log.state.progress_rows import ProgressRows
 from lanemq.log.store import Store
 from lanemq.model.errors import DiskFull, LogInUse, StorageError
 
@@ -54,7 +55,7 @@ def test_a_backup_under_load_has_everything_acknowledged_before_it_in_order(star
     raw.create("T", 1)
     acknowledged = sent(raw, "T", 0, 100)
     raw.commit(40)
-    until("the offset is saved", lambda: running.tick() or running.broker.running.parts.state.offsets())
+    until("the offset is saved", lambda: running.tick() or ProgressRows(running.broker.running.parts.state).offsets())
     stop, more = threading.Event(), running.connect()
 
     def load() -> None:

@@ -11,13 +11,17 @@ import pytest
 from tests.log.conftest import SMALL, OpenStore, bodies, crash, log_files, message, read_all, send
 from tests.wire.encoding import encode_batch
 
+from lanemq.core.brokering.progress_store import ForgottenProgress, SavedOffset
 from lanemq.log.folder.lock import DataLock, holder
 from lanemq.log.options import StoreOptions
 from lanemq.log.queue_index import SYNCED_TOGETHER
 from lanemq.log.retention import SegmentFacts, expired_segments
-from lanemq.log.state.database import LeaseRow, OffsetRow, ProducerRow, State
+from lanemq.log.state.database import LeaseRow, ProducerRow, State
+from lanemq.log.state.progress_rows import ProgressRows
 from lanemq.log.store import Store
 from lanemq.model.errors import CorruptRecord, InvalidOption, LogInUse, StorageError
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import QueueOffset
 from lanemq.testing.faulty_disk import FaultyDisk
 from lanemq.wire.batch import PlainBatch
 from lanemq.wire.record import RecordView
@@ -413,7 +417,9 @@ def test_state_comes_back_as_it_was_saved(tmp_path: Path) -> None:
     state = State(tmp_path / "state.db")
     state.save_topic("t", "{}")
     state.save_group("g", "{}")
-    state.save_offsets([OffsetRow("g", "t", 0, 5), OffsetRow("h", "t", 0, 6, True, "1,2")])
+    queue = MessageQueue("t", "broker", 0)
+    offsets = [SavedOffset("g", queue, QueueOffset(5)), SavedOffset("h", queue, QueueOffset(6), True, "1,2")]
+    ProgressRows(state).save(offsets, synced=False)
     lease = LeaseRow("g", "t", "broker", 0, "owner", 3, 1000, False)
     state.save_leases([lease])
     state.save_leases([lease._replace(epoch=2, owner="late")])
@@ -421,20 +427,20 @@ def test_state_comes_back_as_it_was_saved(tmp_path: Path) -> None:
     state.close()
     state = State(tmp_path / "state.db")
     assert (state.topics(), state.groups(), state.get("name")) == ({"t": "{}"}, {"g": "{}"}, "value")
-    assert state.offsets() == [OffsetRow("g", "t", 0, 5), OffsetRow("h", "t", 0, 6, True, "1,2")]
+    assert ProgressRows(state).offsets() == offsets
     assert state.leases() == [lease]
     state.delete_group("g")
-    state.delete_group_offsets("g")
-    assert (state.groups(), state.offsets()) == ({}, [OffsetRow("h", "t", 0, 6, True, "1,2")])
+    ProgressRows(state).save([ForgottenProgress(group="g")], synced=True)
+    assert (state.groups(), ProgressRows(state).offsets()) == ({}, offsets[1:])
     state.close()
 
 
 def test_a_failed_transaction_leaves_nothing_behind(tmp_path: Path) -> None:
     state = State(tmp_path / "state.db")
-    rows = [OffsetRow("g", "t", 0, 5), ("too", "few")]
+    row = SavedOffset("g", MessageQueue("t", "b", 0), QueueOffset(5))
     with pytest.raises(StorageError):
-        state.save_offsets(rows)  # type: ignore[arg-type]
-    assert state.offsets() == []
+        ProgressRows(state).save([row, row._replace(offset=[])], synced=False)  # type: ignore[arg-type]
+    assert ProgressRows(state).offsets() == []
     state.close()
 
 

@@ -8,8 +8,12 @@ from random import Random
 
 import pytest
 
+from lanemq.core.brokering.progress_store import SavedOffset
 from lanemq.log.filesystem import write_fully
-from lanemq.log.state.database import OffsetRow, State, Sync
+from lanemq.log.state.database import State
+from lanemq.log.state.progress_rows import ProgressRows
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import QueueOffset
 from lanemq.testing.sim.disk import SimDisk, SimState, StateImage
 from lanemq.testing.sim.trace import Trace
 
@@ -120,6 +124,9 @@ def test_after_a_power_cut_nothing_is_written(make: Make, tmp_path: Path) -> Non
     disk.close(fd)
 
 
+ROW = SavedOffset("g", MessageQueue("t", "b", 0), QueueOffset(6))
+
+
 @pytest.fixture
 def open_state(make: Make, tmp_path: Path) -> Callable[[StateImage], State]:
     return lambda image: SimState(tmp_path / "state.db", image, make(1))
@@ -130,12 +137,12 @@ def test_a_full_commit_survives_and_a_normal_one_may_not(open_state: Callable[[S
     for seed in range(20):
         image = StateImage(Random(seed))
         state = open_state(image)
-        state.save_offsets([OffsetRow("g", "t", 0, 5)], Sync.FULL)
-        state.save_offsets([OffsetRow("g", "t", 0, 6)])
+        ProgressRows(state).save([ROW._replace(offset=QueueOffset(5))], synced=True)
+        ProgressRows(state).save([ROW], synced=False)
         state.close()
         image.lose_power()
         after = open_state(image)
-        (row,) = after.offsets()
+        (row,) = ProgressRows(after).offsets()
         kept.add(row.offset)
         after.close()
     assert kept == {5, 6}
@@ -144,8 +151,8 @@ def test_a_full_commit_survives_and_a_normal_one_may_not(open_state: Callable[[S
 def test_a_killed_process_loses_no_commit(open_state: Callable[[StateImage], State]) -> None:
     image = StateImage(Random(1))
     state = open_state(image)
-    state.save_offsets([OffsetRow("g", "t", 0, 6)])
+    ProgressRows(state).save([ROW], synced=False)
     state.close()
     after = open_state(image)
-    assert [row.offset for row in after.offsets()] == [6]
+    assert [row.offset for row in ProgressRows(after).offsets()] == [6]
     after.close()

@@ -154,6 +154,7 @@ class Broker:
         await running.server.close()
         saved = False
         try:
+            parts.progress_keeper.save_now()
             running.checkpoints.save_now()
             saved = True
         finally:
@@ -239,7 +240,6 @@ class Broker:
             group_commit=parts.group_commit,
             topic_keeper=parts.topic_keeper,
             producers=parts.producers,
-            offsets=parts.offsets,
             delays=parts.delays,
             slices=parts.slices,
         )
@@ -300,18 +300,19 @@ class Broker:
                 options,
                 clock,
                 counters.refusals,
-                GroupUse({*tables.groups, *tables.offsets.groups(), *tables.locks.groups()}, now=clock.now()),
+                GroupUse({*tables.groups, *tables.progress.table.groups(), *tables.locks.groups()}, now=clock.now()),
                 topics=tables.topics,
-                offsets=tables.offsets,
+                progress=tables.progress.table,
                 locks=tables.locks,
-                parked=tables.parking.lanes,
             ),
             members=members,
             saved_filters=SavedFilters(members.filter_rows, store.state, threads.rows, clock),
             groups=tables.groups,
             locks=tables.locks,
-            offsets=tables.offsets,
-            unread=UnreadMessages(store, tables.offsets, clock),
+            progress=tables.progress.table,
+            progress_keeper=tables.progress,
+            queue_log=tables.progress.queue_log,
+            unread=UnreadMessages(store, tables.progress.table, clock),
             producers=tables.producers,
             producer_users=tables.producers.users(),
             polls=polls,
@@ -319,7 +320,6 @@ class Broker:
             delays=tables.delays,
             delay_delivery=DelayDelivery(tables.delays, store, clock, tables.topics, group_commit),
             recording=recording,
-            parking=tables.parking,
             reserve=reserve,
             tls=None if options.tls is None else TlsDetector(options.tls, clock),
             in_force=self._in_force(reserve),

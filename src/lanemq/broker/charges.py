@@ -8,9 +8,8 @@ from collections.abc import Callable, Collection, Iterable
 
 from lanemq.broker.config import BrokerOptions
 from lanemq.clock import Clock
-from lanemq.core.brokering.group_offsets import GroupOffsets
 from lanemq.core.brokering.lock_table import LockTable
-from lanemq.core.brokering.parked_lane_table import ParkedLaneTable
+from lanemq.core.brokering.progress_table import ProgressTable
 from lanemq.core.brokering.quotas import MIN_QUEUES, GroupUse, OverQuota, Quota, Quotas
 from lanemq.core.brokering.refusals import RefusalCounts, RefusalReason
 from lanemq.core.brokering.topic_table import MAX_QUEUES, TopicTable
@@ -32,9 +31,8 @@ class Charges:
         group_use: GroupUse,
         *,
         topics: TopicTable,
-        offsets: GroupOffsets,
+        progress: ProgressTable,
         locks: LockTable,
-        parked: ParkedLaneTable,
     ) -> None:
         self._by_user = options.users is not None
         self._clock = clock
@@ -43,9 +41,9 @@ class Charges:
         self.quotas = Quotas()
         self._topics = topics
         self._measures: dict[Quota, Callable[[str], int]] = {
-            Quota.OFFSETS: offsets.bytes,
+            Quota.OFFSETS: progress.offset_bytes,
             Quota.LEASES: locks.count,
-            Quota.PARKED_BYTES: parked.weight,
+            Quota.PARKED_BYTES: progress.lane_bytes,
             Quota.QUEUES: self._queues,
         }
 

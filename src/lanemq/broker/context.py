@@ -11,7 +11,7 @@ from lanemq.broker.recording import Recording
 from lanemq.broker.storage.delays import DelayDelivery
 from lanemq.broker.storage.disk_thread import DiskThread
 from lanemq.broker.storage.group_commit import GroupCommit
-from lanemq.broker.storage.parking import Parking
+from lanemq.broker.storage.progress_keeper import ProgressKeeper
 from lanemq.broker.storage.saved_filters import SavedFilters
 from lanemq.broker.storage.topic_keeper import TopicKeeper
 from lanemq.broker.storage.unread import UnreadMessages
@@ -20,10 +20,11 @@ from lanemq.clock import Clock
 from lanemq.core.brokering.dedup import ProducerTable
 from lanemq.core.brokering.delay import DelayQueueCursors
 from lanemq.core.brokering.disk_space import LowSpace
-from lanemq.core.brokering.group_offsets import GroupOffsets
 from lanemq.core.brokering.lock_table import LockTable
 from lanemq.core.brokering.long_poll import LongPolls
 from lanemq.core.brokering.membership import ConnectionId, Membership
+from lanemq.core.brokering.progress_store import QueueLog
+from lanemq.core.brokering.progress_table import ProgressTable
 from lanemq.core.brokering.refusals import RefusalCounts
 from lanemq.core.brokering.topic_table import TopicTable
 from lanemq.core.brokering.traffic import Traffic
@@ -99,7 +100,9 @@ class BrokerContext:
     members: Membership
     saved_filters: SavedFilters
     locks: LockTable
-    offsets: GroupOffsets
+    progress: ProgressTable
+    progress_keeper: ProgressKeeper
+    queue_log: QueueLog
     unread: UnreadMessages
     producers: ProducerTable
     polls: LongPolls[HeldPull]
@@ -107,7 +110,6 @@ class BrokerContext:
     delays: DelayQueueCursors
     delay_delivery: DelayDelivery
     recording: Recording
-    parking: Parking
     groups: dict[str, SubscriptionGroupConfig]
     """Settings of the groups that were configured; every other group has RocketMQ's defaults."""
     low_space: LowSpace

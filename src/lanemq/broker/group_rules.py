@@ -4,10 +4,10 @@ from collections.abc import Collection
 from typing import Protocol
 
 from lanemq.broker.context import BrokerContext
-from lanemq.core.brokering.group_offsets import Forgotten
 from lanemq.core.brokering.lock_table import ForgottenLeases, Verdict
 from lanemq.core.brokering.lost_members import LostFilter
 from lanemq.core.brokering.membership import ConnectionId
+from lanemq.core.brokering.progress_table import Forgotten
 from lanemq.core.brokering.quotas import Quota
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch
@@ -24,12 +24,26 @@ class Claim(Protocol):
     def lane_epoch(self) -> int | None: ...
 
 
-def ownership(parts: BrokerContext, peer: Peer, group: str, topic: str, queue_id: int, claim: Claim) -> Verdict:
+class OfQueue(Protocol):
+    """The header fields that name a queue of this broker."""
+
+    @property
+    def topic(self) -> str: ...
+
+    @property
+    def queue_id(self) -> int: ...
+
+
+def queue_of(parts: BrokerContext, header: OfQueue) -> MessageQueue:
+    """The queue that a request names."""
+    return MessageQueue(header.topic, parts.options.name, header.queue_id)
+
+
+def ownership(parts: BrokerContext, peer: Peer, group: str, queue: MessageQueue, claim: Claim) -> Verdict:
     """Whether the sender of a request owns the queue.
 
     A LaneMQ client names its lease in the request; a stock client is known by the heartbeat of its connection.
     """
-    queue = MessageQueue(topic, parts.options.name, queue_id)
     owner = claim.lane_client or parts.members.client_of(ConnectionId(peer.number)) or ""
     epoch = None if claim.lane_epoch is None else Epoch(claim.lane_epoch)
     return parts.locks.verdict(group, queue, owner, epoch, now=parts.clock.now())
@@ -51,8 +65,8 @@ def max_retries(parts: BrokerContext, group: str, requested: int | None) -> int 
     return None if settings is None else settings.retry_max_times
 
 
-def free_offsets(parts: BrokerContext, forgotten: Forgotten) -> None:
-    """Free the memory of the offsets of a deleted group or topic, and what they were charged with."""
+def free_progress(parts: BrokerContext, forgotten: Forgotten) -> None:
+    """Free the memory of the progress of a deleted group or topic, and what it was charged with."""
     parts.charges.shrink(Quota.OFFSETS, forgotten.groups)
     parts.slices.begin_later(forgotten.steps)
 

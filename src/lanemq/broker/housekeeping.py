@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 
 from lanemq.broker.context import BrokerContext
-from lanemq.broker.group_rules import free_leases, free_offsets, members_changed
+from lanemq.broker.group_rules import free_leases, free_progress, members_changed
 from lanemq.broker.handlers.pull import PullHandler
 from lanemq.broker.storage.checkpoints import Checkpoints
 from lanemq.broker.storage.index_rebuilding import IndexRebuilding
@@ -64,7 +64,9 @@ class Housekeeping:
         self._checkpoints = checkpoints
         self._server = server
         self._index_rebuilding = IndexRebuilding(parts.store, parts.search_thread)
-        self._pinning = Pinning(parts.store, parts.parking, parts.options.max_pinned_bytes, parts.slices, parts.clock)
+        self._pinning = Pinning(
+            parts.store, parts.progress_keeper, parts.options.max_pinned_bytes, parts.slices, parts.clock
+        )
         self.retiring = False
         """Whether retention looks for files that may be deleted."""
         self._forgotten_groups = UnusedGroups(parts)
@@ -95,6 +97,7 @@ class Housekeeping:
         self._step(lambda: self._pull.expire(now))
         self._step(lambda: self._expire_leases_and_members(now))
         self._step(lambda: self._parts.saved_filters.tick(now))
+        self._step(lambda: self._parts.progress_keeper.tick(now))
         self._step(lambda: self._checkpoints.tick(now))
         self._step(self._index_rebuilding.tick)
         self._step(lambda: self._watch_disk(now))
@@ -237,13 +240,13 @@ class Housekeeping:
                 return
             yield from parts.unread.warn(now)
             lost: Unread | None = None
-            with parts.parking.lanes.noting() as parked_since:
+            with parts.progress.watching() as changes:
                 expired = yield from store.expired(now)
-                count = yield from self._pinning.deletable(expired, parked_since)
+                count = yield from self._pinning.deletable(expired, changes)
                 while count:
                     lost = yield from parts.unread.below(store.start_after(count))
                     # Without a pause from here on: what was counted holds when the log is cut.
-                    free = self._pinning.still_deletable(count, parked_since)
+                    free = self._pinning.still_deletable(count, changes)
                     if free == count:
                         break
                     count = free
@@ -320,14 +323,14 @@ class UnusedGroups:
         `kept_for` is how long it was kept already; None: offsets and leases are a reason to keep it for longer.
         """
         parts, use = self._parts, self._parts.charges.group_use
-        if parts.members.members(group) or group in parts.groups or parts.parking.lanes.weight(group):
+        if parts.members.members(group) or group in parts.groups or parts.progress.lane_bytes(group):
             use.used(group, now)
         elif parts.traffic.group_moved(group, UNUSED_NAME_MS, now=now):
             use.used(group, now)  # readers that choose their own offsets pull without being members
         elif kept_for is not None:
             log.warning("group %s was not used for %s s: its offsets are deleted", group, kept_for // 1000)
             self._forget(group)
-        elif parts.offsets.has_group(group) or parts.locks.holds_any(group, now=now):
+        elif parts.progress.has_group(group) or parts.locks.holds_any(group, now=now):
             use.keep(group)
         else:
             self._forget(group)
@@ -336,12 +339,11 @@ class UnusedGroups:
         parts = self._parts
         parts.charges.forget_group(group)
         parts.traffic.forget_group(group)
-        free_offsets(parts, parts.offsets.forget_group(group))
+        free_progress(parts, parts.progress_keeper.forget_group(group))
         floor, state = free_leases(parts, parts.locks.forget_group(group)), parts.state
 
         def delete() -> None:
             state.delete_group(group)
-            state.delete_group_offsets(group)
             state.forget_group_leases(group, floor)
 
         parts.row_thread.submit_rows(state, delete, _log_failure)

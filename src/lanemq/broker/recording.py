@@ -1,7 +1,8 @@
 """Writes the history of a broker for the checker: lease changes, and offsets as they are accepted.
 
 A line is written right after the lock table or the offset table decided and before the answer is sent, so the broker's
-account of a lease is exact. Callers check `on` first, so a broker without a history pays nothing else.
+account of a lease is exact. Callers check `on` first, so a broker without a history pays nothing else; what happens to
+lanes is rarer, and is checked here.
 
 A reset is recorded here only while the group has no members. A member in operation finishes its running turns before it
 moves, and only the member knows when that is.
@@ -9,12 +10,20 @@ moves, and only the member knows when that is.
 
 from collections.abc import Iterable, Mapping
 
-from lanemq.core.brokering.group_offsets import Commit, Committed, Ignored, SavedOffset, WhyIgnored
 from lanemq.core.brokering.lock_table import Lease, SavedLease
 from lanemq.core.brokering.lost_members import LostFilter
 from lanemq.core.brokering.membership import WidestFilter
-from lanemq.core.brokering.parked_lane_table import LaneName
+from lanemq.core.brokering.progress_store import SavedOffset
+from lanemq.core.brokering.queue_progress import (
+    Commit,
+    Committed,
+    Ignored,
+    LaneName,
+    ParkedLane,
+    WhyIgnored,
+)
 from lanemq.core.brokering.topic_table import TopicTable
+from lanemq.core.lane_status import MAX_GIVEN
 from lanemq.history import History, Place
 from lanemq.history import RecordedLease as LeaseLine
 from lanemq.model.queue import MessageQueue
@@ -34,8 +43,8 @@ class Recording:
         self._history = history
         self._alive = alive
         self._clean = True
-        self._known: set[tuple[str, str, int]] = set()
-        """Group, topic and queue whose recovered offset was recorded since the start."""
+        self._known: set[tuple[str, MessageQueue]] = set()
+        """Group and queue whose recovered offset was recorded since the start."""
         self._selected: dict[tuple[str, str], str | None] = {}
         """Group and topic whose members have, or had, different tags → the widest filter that was recorded; None if
         that was before this start."""
@@ -74,7 +83,7 @@ class Recording:
                 for queue_id in range(known.queues):
                     self._history.subscribed(group, topic, queue_id, text, lost=lost, broker=self._name)
 
-    def restored(self, filters: Iterable[tuple[str, str]]) -> None:
+    def filters_restored(self, filters: Iterable[tuple[str, str]]) -> None:
         """Groups and topics whose widest filter counts again after a start."""
         self._selected.update((key, None) for key in filters)
 
@@ -103,13 +112,16 @@ class Recording:
         for group, lease in leases:
             self._history.lease_expired(self._line(group, lease.queue, lease.owner, lease.epoch))
 
-    def commit(self, place: Place, epoch: int | None, outcome: Commit, *, owned: bool = True) -> None:
+    def commit(
+        self, group: str, queue: MessageQueue, offset: int, epoch: int | None, outcome: Commit, *, owned: bool = True
+    ) -> None:
         """Record a commit that changed an offset or was refused. A stock client that goes back counts as a reset.
 
         `owned` is whether the queue has an owner. Without one, several members may commit different offsets.
         """
+        place = self._at(group, queue, offset)
         if outcome == _FIRST:
-            self.nothing_found(place.group, place.topic, place.queue)
+            self.nothing_found(group, queue)
         match outcome:
             case Committed(before) if before is not None and place.offset < before:
                 self._history.reset(place, f"a stock client went back from {before}", kept=not owned)
@@ -120,25 +132,33 @@ class Recording:
 
     def parked(self, name: LaneName, offsets: Iterable[int]) -> None:
         """Record parked messages, once they are on disk and before the answer."""
-        for offset in offsets:
-            self._history.parked(self._place(*name.place, offset), name.key or "")
+        for offset in offsets if self.on else ():
+            self._history.parked(self._at(name.group, name.queue, offset), name.key or "")
+
+    def lanes_restored(self, lanes: Iterable[ParkedLane]) -> None:
+        """Record the lanes again after a restart, because a crash may have lost some of their lines."""
+        for lane in sorted(lanes if self.on else (), key=lambda lane: (*lane.name[:2], lane.name.key or "")):
+            self.parked(lane.name, lane.offsets)
+            if lane.status.runs:
+                self.redriven(lane.name, lane.first, lane.offsets.from_offset(lane.first, MAX_GIVEN)[-1])
 
     def redriven(self, name: LaneName, first: int, last: int) -> None:
         """Record that the messages of a lane from `first` to `last` may run."""
-        self._history.redriven(self._place(*name.place, first), name.key or "", last)
+        if self.on:
+            self._history.redriven(self._at(name.group, name.queue, first), name.key or "", last)
 
     def discarded(self, name: LaneName, offsets: Iterable[int]) -> None:
-        for offset in offsets:
-            self._history.discarded(self._place(*name.place, offset), name.key or "")
+        for offset in offsets if self.on else ():
+            self._history.discarded(self._at(name.group, name.queue, offset), name.key or "")
 
     def moved(self, group: str, queues: Mapping[MessageQueue, int]) -> None:
         """Record a reset of a group without members."""
         for queue, offset in queues.items():
-            self._history.reset(self._place(group, queue.topic, queue.queue_id, offset), "reset by name")
+            self._history.reset(self._at(group, queue, offset), "reset by name")
 
-    def arrived(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+    def arrived(self, group: str, queue: MessageQueue, offset: int) -> None:
         """Record that a member pulls from the offset of a reset: no turn of an earlier offset starts after this."""
-        self._history.reset(self._place(group, topic, queue_id, offset), "reset by name, and obeyed")
+        self._history.reset(self._at(group, queue, offset), "reset by name, and obeyed")
 
     def crashed(self, queues: Iterable[tuple[str, int]]) -> None:
         """Record for every queue that the last run was not stopped. Some groups of it may be unknown until they ask."""
@@ -157,27 +177,26 @@ class Recording:
             self.locked(group, held)
         self._clean = clean
         for row in offsets:
-            self._known.add(row[:3])
+            self._known.add(row[:2])
             if row.reset_pending:
                 continue  # a pending reset is on disk, and is recorded when a member obeys it
-            place = self._place(row.group, row.topic, row.queue_id, row.offset)
+            place = self._at(row.group, row.queue, row.offset)
             self._history.recovered(place, clean=clean, alive=self._alive)
         for group, held in owned.items():
             for lease in held:
-                self.nothing_found(group, lease.queue.topic, lease.queue.queue_id)
+                self.nothing_found(group, lease.queue)
 
-    def nothing_found(self, group: str, topic: str, queue_id: int) -> None:
+    def nothing_found(self, group: str, queue: MessageQueue) -> None:
         """Record that a queried offset does not exist: a crash may have lost every commit.
 
         Also after a clean stop: the group may not have asked between the crash and that stop.
         """
-        key = (group, topic, queue_id)
-        if self._alive and key not in self._known:
-            self._known.add(key)
-            self._history.recovered(self._place(*key, -1), clean=self._clean, alive=self._alive)
+        if self._alive and (group, queue) not in self._known:
+            self._known.add((group, queue))
+            self._history.recovered(self._at(group, queue, -1), clean=self._clean, alive=self._alive)
 
-    def _place(self, group: str, topic: str, queue_id: int, offset: int) -> Place:
-        return Place(group, topic, queue_id, offset, self._name)
+    def _at(self, group: str, queue: MessageQueue, offset: int) -> Place:
+        return Place(group, queue.topic, queue.queue_id, offset, self._name)
 
     def _line(self, group: str, queue: MessageQueue, owner: str, epoch: Epoch) -> LeaseLine:
         return LeaseLine(group, queue.topic, queue.queue_id, owner, epoch, self._name)

@@ -9,24 +9,27 @@ from lanemq.broker.recording import Recording
 from lanemq.broker.storage.checkpoints import (
     restored_cursors,
     restored_lease,
-    restored_offset,
     restored_producer,
     unsaved_stamps,
 )
 from lanemq.broker.storage.disk_thread import DiskThread
-from lanemq.broker.storage.parking import Parking
+from lanemq.broker.storage.progress_keeper import ProgressKeeper, StoredQueues
 from lanemq.broker.storage.saved_filters import restored_filters
 from lanemq.broker.storage.topic_keeper import restored_topic
 from lanemq.clock import Clock
 from lanemq.core.brokering.dedup import ProducerTable
 from lanemq.core.brokering.delay import DelayQueueCursors
-from lanemq.core.brokering.group_offsets import GroupOffsets
 from lanemq.core.brokering.lock_table import LockTable
 from lanemq.core.brokering.membership import Membership
+from lanemq.core.brokering.progress_store import EndedLane, SavedLane
+from lanemq.core.brokering.progress_table import ProgressTable
+from lanemq.core.brokering.queue_progress import LaneName
 from lanemq.core.brokering.topic_table import TopicTable
 from lanemq.log.recovery import RecoveryReport
 from lanemq.log.retention import clock_problem
+from lanemq.log.state.progress_rows import ProgressRows
 from lanemq.log.store import Store
+from lanemq.model.keys import shown_key
 from lanemq.model.names import reply_topic
 from lanemq.model.stamp import Stamp
 from lanemq.model.units import Epoch, Millis, QueueOffset
@@ -45,10 +48,9 @@ class Tables(NamedTuple):
     groups: dict[str, SubscriptionGroupConfig]
     members: Membership
     locks: LockTable
-    offsets: GroupOffsets
+    progress: ProgressKeeper
     producers: ProducerTable
     delays: DelayQueueCursors
-    parking: Parking
 
 
 def recovered(
@@ -63,8 +65,10 @@ def recovered(
     )
     topics.restore(map(restored_topic, state.topics().values()))
     groups = {name: SubscriptionGroupConfig.decode(text.encode()) for name, text in state.groups().items()}
-    offsets = GroupOffsets()
-    offsets.restore(map(restored_offset, state.offsets()))
+    rows = ProgressRows(state)
+    rows.name_broker(options.name)
+    saved, table = rows.offsets(), ProgressTable(serial=clock.wall())
+    table.restore(saved, rows.lanes())
     locks = LockTable(first_serial=clock.wall())
     locks.restore(map(restored_lease, state.leases()), floor=Epoch(state.epoch_floor()), now=clock.now())
     delays = DelayQueueCursors()
@@ -73,27 +77,35 @@ def recovered(
     producers.restore(map(restored_producer, state.producers()), now=clock.now())
     report = _replay_log(store, producers)
 
-    def end_of(topic: str, queue_id: int) -> int:
-        return store.bounds(topic, queue_id)[1]
-
-    if not report.clean:
-        offsets.cut_offsets(end_of)
-    offsets.cut_finished(end_of)
-    parking = Parking(store, row_thread, recording, clock.wall())
-    parking.recover(end_of)
+    progress = ProgressKeeper(table, rows, StoredQueues(store), row_thread, clock)
+    _cut_progress(store, table, rows, clean=report.clean)
+    recording.lanes_restored(lane for each in table.parked() for lane in each.lanes.values())
     store.retention.begin(now=clock.now(), ages=state.ages())
     if (problem := clock_problem(state.last_run(), clock.wall())) is not None:
         log.warning("%s", problem)
     members, filters = Membership(), restored_filters(state.filters())
     members.restore(filters, now=clock.now())
     if recording.on:
-        recording.restored((row.group, row.topic) for row in filters)
+        recording.filters_restored((row.group, row.topic) for row in filters)
         held = locks.snapshot(now=clock.now())
         if not report.clean:
             recording.crashed((topic.name, queue_id) for topic in topics.topics() for queue_id in range(topic.queues))
-        recording.restarted(held, map(restored_offset, state.offsets()), clean=report.clean)
+        recording.restarted(held, saved, clean=report.clean)
     _log_report(report)
-    return Tables(topics, groups, members, locks, offsets, producers, delays, parking)
+    return Tables(topics, groups, members, locks, progress, producers, delays)
+
+
+def _cut_progress(store: Store, table: ProgressTable, rows: ProgressRows, *, clean: bool) -> None:
+    """Cut the progress of all groups at the ends of their queues, which a power cut may have moved back."""
+    for progress in tuple(table):
+        group, (topic, _, queue_id) = progress.group, progress.queue
+        for key, offsets in progress.cut(store.bounds(topic, queue_id)[1], clean=clean).items():
+            log.error(
+                "group %s: %d parked messages of key %s of %s/%s were lost with the end of the log, from offset %d on",
+                group, len(offsets), shown_key(key), topic, queue_id, offsets[0],
+            )  # fmt: skip
+            ended, lane = EndedLane(LaneName(group, progress.queue, key)), progress.lanes.get(key)
+            rows.save([ended] if lane is None else [ended, SavedLane.of(lane, lane.offsets.rows())], synced=True)
 
 
 def _replay_log(store: Store, producers: ProducerTable) -> RecoveryReport:

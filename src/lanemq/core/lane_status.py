@@ -1,7 +1,13 @@
-"""The status of a lane that is set aside at the broker, and why; used by broker and consumer."""
+"""Lanes that are set aside at the broker, as broker and consumer both know them: status, reason, and limits."""
 
 from dataclasses import dataclass
 from enum import Enum
+
+MAX_PARKED = 1_000
+"""Messages of a lane that are parked with one request."""
+MAX_GIVEN = 32
+"""Messages of a lane that its owner gets at once. Many: more of them run again after a crash, and more that an operator
+discards may already be on their way. Few: a redrive takes longer, because each answer waits for the disk."""
 
 
 class LaneStatus(Enum):

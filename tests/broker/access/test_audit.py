@@ -5,7 +5,7 @@ import io
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +20,8 @@ from lanemq.broker.access.audit import ADMINISTRATIVE, Audit
 from lanemq.broker.dispatch import Dispatch
 from lanemq.cli import output
 from lanemq.cli.output import log_audit_to
-from lanemq.log.state.database import OffsetRow, Sync
+from lanemq.core.brokering.progress_store import ProgressChange
+from lanemq.log.state.progress_rows import ProgressRows
 from lanemq.model.errors import StorageError
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
@@ -180,16 +181,16 @@ def test_a_change_that_is_not_saved_is_logged_as_failed_and_not_as_done(
 ) -> None:
     """The line waits for the disk: a request that passed every check may still fail there."""
     running = start()
-    raw, state = running.connect(), running.broker.running.parts.state
+    raw = running.connect()
     raw.create("T", 1)
-    save = state.save_offsets
+    real = ProgressRows.save
 
-    def fail(rows: Iterable[OffsetRow], sync: Sync = Sync.NORMAL) -> None:
-        if sync is Sync.FULL:
+    def fail(self: ProgressRows, changes: Sequence[ProgressChange], *, synced: bool) -> None:
+        if synced and running.broker.running.parts.stopping is False:
             raise StorageError("the disk is gone")
-        save(rows, sync)
+        real(self, changes, synced=synced)
 
-    monkeypatch.setattr(state, "save_offsets", fail)
+    monkeypatch.setattr(ProgressRows, "save", fail)
     with caplog.at_level(logging.INFO, "lanemq.audit"):
         raw.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, RESET)
     # The line of the topic may be late as well.

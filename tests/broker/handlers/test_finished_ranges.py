@@ -9,6 +9,8 @@ from tests.broker.raw_client import RawClient
 from tests.broker.running import ManualClock, RunningBroker
 
 from lanemq.broker.handlers import locks
+from lanemq.core.brokering.queue_progress import CommitKind
+from lanemq.core.finished_ranges import FinishedRanges
 from lanemq.wire.bodies import LaneLease, LaneProgress
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
@@ -161,8 +163,9 @@ def test_finished_ranges_survive_a_restart_together_with_their_offset(
 def test_finished_ranges_beyond_the_end_of_a_restarted_log_are_cut(running: RunningBroker) -> None:
     """In relaxed mode a power cut may lose messages that were already consumed."""
     owned_with_finished(running)
-    offsets = running.broker.running.parts.offsets
-    running.call(lambda: offsets._put(("g", "T", 0), offsets.committed("g", "T", 0), "1,2,2,50"))  # type: ignore[arg-type]
+    progress = running.progress("g", "T")
+    beyond = FinishedRanges.decode("1,2,2,50", progress.offset or 0)
+    running.call(lambda: progress.commit(progress.offset, kind=CommitKind.FORWARD, finished=beyond))
     running.restart()
     assert take(running.connect(), "a").finished == f"1,2,2,{STORED - 8}"
 

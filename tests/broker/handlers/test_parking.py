@@ -1,7 +1,7 @@
 """Parked lanes over the wire: on disk before they are answered, and kept until an owner or operator removes them."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -14,9 +14,11 @@ from tests.chaos.mutants import pinned_log
 
 from lanemq.broker.handlers import operator_parking
 from lanemq.broker.storage.pinning import Pinning
-from lanemq.core.brokering.parked_lane_table import LaneName, ParkedLaneTable, PlaceName
+from lanemq.core.brokering.progress_store import ProgressChange
+from lanemq.core.brokering.progress_table import Changes, ProgressTable
+from lanemq.core.brokering.queue_progress import LaneName
 from lanemq.core.lane_status import Failure
-from lanemq.log.state.parked_rows import ParkedChange, ParkedRows
+from lanemq.log.state.progress_rows import ProgressRows
 from lanemq.model.errors import StorageError
 from lanemq.model.steps import in_one_piece
 from lanemq.model.units import Millis
@@ -306,13 +308,13 @@ def look_while_parking(start: Start, data: Path) -> int:
     for _ in range(64):
         raw.send("T", b"x" * 4000, queue=0)
     Owner(running).park(71)
-    lanes, pinning = running.broker.running.parts.parking.lanes, running.broker.running.housekeeping._pinning
+    table, pinning = running.broker.running.parts.progress, running.broker.running.housekeeping._pinning
 
     def look() -> int:
-        with lanes.noting() as parked_since:
-            steps = pinning.deletable(2, parked_since)
+        with table.watching() as changes:
+            steps = pinning.deletable(2, changes)
             next(steps)
-            lanes.park(LaneName("g", "T", 0, "meanwhile"), [2], Failure("broken", 1), now=NOW)
+            running.progress("g", "T").park("meanwhile", [2], Failure("broken", 1), now=NOW)
             return in_one_piece(steps)
 
     return running.call(look)
@@ -323,7 +325,7 @@ def test_a_message_that_is_parked_while_retention_looks_keeps_its_file(
 ) -> None:
     """And the control: if the table does not note it, its file would be deleted."""
     assert look_while_parking(start, folder / "data") == 0
-    monkeypatch.setattr(ParkedLaneTable, "noting", lambda table: contextlib.nullcontext({}))
+    monkeypatch.setattr(ProgressTable, "watching", lambda table: contextlib.nullcontext(Changes()))
     assert look_while_parking(start, folder / "control") > 0
 
 
@@ -332,15 +334,16 @@ def test_a_broker_killed_between_the_copy_and_the_deletion_copies_again(
 ) -> None:
     real = Pinning.deletable
 
-    def nothing(self: Pinning, expired: int, parked_since: Mapping[PlaceName, int]) -> Iterator[None]:
-        yield from real(self, expired, parked_since)
+    def nothing(self: Pinning, expired: int, changes: Changes) -> Iterator[None]:
+        yield from real(self, expired, changes)
         return 0
 
     with monkeypatch.context() as patch:
         patch.setattr(Pinning, "deletable", nothing)
         running = with_little_retention(start, max_pinned_bytes=0)
-        rows = running.broker.running.parts.parking.rows
-        until("it is copied", lambda: retire(running) == 0 and len(rows.records(("g", "T", 0, f"={KEY}"), 0, 9)) == 2)
+        rows = ProgressRows(running.broker.running.parts.state)
+        name = LaneName("g", running.progress("g", "T").queue, KEY)
+        until("it is copied", lambda: retire(running) == 0 and len(rows.copies(name, 0, 9)) == 2)
         image = running.crash_image(folder / "image")
     after = start(image, **SMALL, max_pinned_bytes=0)
     until("the originals are gone", lambda: retire(after) > 3)
@@ -396,19 +399,23 @@ def test_a_damaged_record_is_skipped_and_the_rest_of_its_lane_goes_on(running: R
     assert [each.queue_offset for each in given] == [3]
 
 
+def fail_writes(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    real, faults = ProgressRows.save, [True] * count
+
+    def save(self: ProgressRows, changes: Sequence[ProgressChange], *, synced: bool) -> None:
+        if faults and faults.pop():
+            raise StorageError("the disk is full")
+        real(self, changes, synced=synced)
+
+    monkeypatch.setattr(ProgressRows, "save", save)
+
+
 def test_a_failed_write_is_answered_with_an_error_and_repeated_by_the_next(
     running: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lane is parked in memory, so later answers must not rely on missing rows."""
     owner = Owner(running)
-    real, faults = ParkedRows.apply, [True, True]
-
-    def apply(self: ParkedRows, changes: tuple[ParkedChange, ...]) -> None:
-        if faults and faults.pop():
-            raise StorageError("the disk is full")
-        real(self, changes)
-
-    monkeypatch.setattr(ParkedRows, "apply", apply)
+    fail_writes(monkeypatch, 2)
     assert owner.ask_park(2, 3).code == ResponseCode.SERVICE_NOT_AVAILABLE
     assert owner.raw.ask(RequestCode.LANE_PARKED, {}, LaneBody().encode()).code == ResponseCode.SERVICE_NOT_AVAILABLE
     assert owner.park(5, failed=False).settled == 1
@@ -424,14 +431,7 @@ def test_a_discard_that_is_written_late_is_in_the_history_once(
     fill(running.connect())
     owner = Owner(running)
     owner.park(2, 3)
-    real, faults = ParkedRows.apply, [True]
-
-    def apply(self: ParkedRows, changes: tuple[ParkedChange, ...]) -> None:
-        if faults and faults.pop():
-            raise StorageError("the disk is full")
-        real(self, changes)
-
-    monkeypatch.setattr(ParkedRows, "apply", apply)
+    fail_writes(monkeypatch, 1)
     refused = owner.raw.ask(RequestCode.LANE_PARKED_DISCARD, {}, lane(through=2))
     assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
     redrive(running.connect())
@@ -447,13 +447,13 @@ def test_a_discard_that_is_written_late_is_in_the_history_once(
 def test_requests_that_come_together_share_one_write(running: RunningBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten thousand lanes may fail in the same second; a sync for each would take a minute."""
     owner = Owner(running)
-    real, writes = ParkedRows.apply, list[int]()
+    real, writes = ProgressRows.save, list[int]()
 
-    def apply(self: ParkedRows, changes: tuple[ParkedChange, ...]) -> None:
+    def save(self: ProgressRows, changes: Sequence[ProgressChange], *, synced: bool) -> None:
         writes.append(len(changes))
-        real(self, changes)
+        real(self, changes, synced=synced)
 
-    monkeypatch.setattr(ParkedRows, "apply", apply)
+    monkeypatch.setattr(ProgressRows, "save", save)
     gate = Gate(running)
     asked = [owner.post_park(number, key=f"k{number}") for number in range(6)]
     assert owner.raw.ask(RequestCode.GET_MAX_OFFSET, {"topic": "T", "queueId": "0"}).code == 0
@@ -522,6 +522,16 @@ def test_a_request_for_an_unknown_or_unnamed_lane_is_refused(running: RunningBro
     assert "without a key" in (raw.ask(code, {}, lane(None)).remark or "")
     for wanted in (LaneBody(), LaneBody(group="g", topic="T"), LaneBody(group="g", any_key=False, key="k")):
         assert raw.ask(code, {}, wanted.encode()).code == ResponseCode.INVALID_PARAMETER
+
+
+def test_a_number_that_no_row_can_hold_does_not_keep_others_from_being_saved(running: RunningBroker) -> None:
+    """All progress is saved in one order, so a row that can never be written would stop the offsets, too."""
+    owner = Owner(running)
+    body = ParkBody(key="large", offsets=[1], failed=True, attempts=2**63).encode()
+    assert owner.raw.ask(RequestCode.LANE_PARK, owner._ext(), body).code == 0
+    owner.raw.commit(1, laneClient="a", laneEpoch=str(owner.lease.epoch))
+    running.restart()
+    assert (running.connect().committed(), len(lanes(running.connect()))) == (1, 1)
 
 
 def test_invalid_requests_are_refused_and_park_nothing(running: RunningBroker) -> None:

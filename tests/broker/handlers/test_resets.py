@@ -5,8 +5,9 @@ from tests.broker.conftest import Start
 from tests.broker.raw_client import RawClient
 from tests.broker.running import ManualClock, RunningBroker
 
-from lanemq.core.brokering.group_offsets import GroupOffsets
 from lanemq.core.brokering.lock_table import LockTable
+from lanemq.core.brokering.queue_progress import QueueProgress
+from lanemq.model.units import QueueOffset
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.headers import PullResponse
 
@@ -54,7 +55,8 @@ def test_a_held_pull_does_not_continue_after_a_reset(broker: RunningBroker, wait
     """On an arrival during a reset, the new message would be delivered before the older ones."""
     pull = waiting.post_pull("T", 3, hold=LONG)
     waiting.bounds("T")  # the pull is held by now: requests of a connection are handled in order
-    broker.call(lambda: broker.broker.running.parts.offsets.reset_at_next_pull("g", "T", 0, 0))  # type: ignore[arg-type]
+    progress = broker.progress("g", "T")
+    broker.call(lambda: progress.move(QueueOffset(0), pending=True))
     waiting.send("T", b"next", queue=0)
     assert waiting.answer(pull).code == ResponseCode.PULL_OFFSET_MOVED
 
@@ -102,8 +104,8 @@ def test_a_reset_that_ends_with_a_pull_from_its_offset_is_not_obeyed(
     broker: RunningBroker, waiting: RawClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Negative control."""
-    real = GroupOffsets.pending_reset
-    monkeypatch.setattr(GroupOffsets, "pending_reset", lambda *args, **more: real(*args, **more | {"commits": False}))
+    real = QueueProgress.moved_to
+    monkeypatch.setattr(QueueProgress, "moved_to", lambda *args, **more: real(*args, **more | {"commits": False}))
     assert pull_of_an_owner_that_lost_the_answer(broker, waiting) == ResponseCode.SUCCESS
 
 

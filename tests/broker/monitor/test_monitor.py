@@ -132,7 +132,7 @@ def test_each_group_has_the_age_of_the_message_that_it_waits_for(
         raw.send("T")
         clock.passed += 1_000
     for group, offset in (("a", 0), ("b", 1), ("c", 0), ("d", 2), ("e", 3)):
-        running.broker.running.parts.offsets.reset(group, "T", 0, QueueOffset(offset))
+        running.progress(group, "T").move(QueueOffset(offset), pending=False)
     shown = running.wait_for(running.broker.running.figures.read())
     ages = {each.labels[0]: each.value for each in shown if each.metric is catalogue.LAG_SECONDS}
     assert ages == {"a": 3, "b": 2, "c": 3, "d": 1, "e": 0}
@@ -288,12 +288,11 @@ def pauses_during_read(running: RunningBroker) -> int:
 def test_reading_the_figures_lets_requests_through(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """And the control: read in one piece, nothing else gets a turn."""
     running = start()
-    offsets = running.broker.running.parts.offsets
 
     def commit() -> None:
         for group in range(300):
             for queue_id in range(10):
-                offsets.reset(f"g{group}", "T", queue_id, QueueOffset(0))
+                running.progress(f"g{group}", "T", queue_id).move(QueueOffset(0), pending=False)
 
     running.call(commit)
     monkeypatch.setattr(loop_slices, "SLICE_NS", 200_000)

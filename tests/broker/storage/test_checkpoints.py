@@ -18,7 +18,6 @@ from tests.broker.running import ManualClock, RunningBroker
 from lanemq.broker.storage.checkpoints import KEY_INDEX_STEP_BYTES, MAX_POSTPONED_TICKS, Checkpoints
 from lanemq.core.brokering.dedup import ProducerTable
 from lanemq.core.brokering.delay import DelayQueueCursors
-from lanemq.core.brokering.group_offsets import GroupOffsets
 from lanemq.model.errors import StorageError
 from lanemq.model.units import Millis
 from lanemq.testing.faulty_disk import FaultyDisk
@@ -37,7 +36,7 @@ class GrowingLog:
         never: Any = SimpleNamespace(checkpoint_every=1e9)
         store_and_thread: Any = self
         unused: Any = {"topic_keeper": None, "producers": None, "slices": None}
-        nothing: Any = {"offsets": GroupOffsets(), "delays": DelayQueueCursors()}
+        nothing: Any = {"delays": DelayQueueCursors()}
         self._checkpoints = Checkpoints(
             never,
             clock,
@@ -117,7 +116,7 @@ class RelaxedBroker:
         )
         keeper: Any = SimpleNamespace(unfinished_deletions=())
         slices: Any = SimpleNamespace(begin=lambda steps: deque(steps, maxlen=0))
-        nothing: Any = {"offsets": GroupOffsets(), "delays": DelayQueueCursors()}
+        nothing: Any = {"delays": DelayQueueCursors()}
         self.checkpoints = Checkpoints(
             options,
             clock,

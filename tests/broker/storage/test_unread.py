@@ -1,6 +1,7 @@
 """Messages that retention deletes before a group has finished them are counted, and nothing else is."""
 
 from collections.abc import Callable, Generator
+from pathlib import Path
 
 import pytest
 from tests.broker.conftest import Start
@@ -8,13 +9,16 @@ from tests.broker.handlers.test_parking import Owner
 from tests.broker.raw_client import RawClient
 from tests.broker.running import ManualClock, RunningBroker
 
+from lanemq.broker.config import BrokerOptions
 from lanemq.broker.storage import unread
 from lanemq.broker.storage.pinning import Pinning
 from lanemq.broker.storage.unread import Unread, UnreadMessages
-from lanemq.core.brokering.group_offsets import CommitKind, GroupOffsets, SavedOffset
-from lanemq.core.brokering.parked_lane_table import LaneName
+from lanemq.core.brokering.progress_store import SavedOffset
+from lanemq.core.brokering.progress_table import ProgressTable
+from lanemq.core.brokering.queue_progress import CommitKind
 from lanemq.core.finished_ranges import FinishedRanges
 from lanemq.core.lane_status import Failure
+from lanemq.model.queue import MessageQueue
 from lanemq.model.steps import in_one_piece
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.wire.codes import RequestCode
@@ -36,13 +40,13 @@ def running_with_commits(start: Start, **finished: list[tuple[int, int]]) -> tup
     raw = running.connect()
     for _ in range(40):
         raw.send("T", bytes(10_000))
-    offsets = running.broker.running.parts.offsets
-    rows = [SavedOffset("done", "T", 0, QueueOffset(40), False)]
+    queue = running.progress("done", "T").queue
+    rows = [SavedOffset("done", queue, QueueOffset(40))]
     rows += [
-        SavedOffset(group, "T", 0, QueueOffset(3), False, FinishedRanges.of(ranges).encode(3))
+        SavedOffset(group, queue, QueueOffset(3), False, FinishedRanges.of(ranges).encode(3))
         for group, ranges in finished.items()
     ]
-    running.call(lambda: offsets.restore(rows))
+    running.call(lambda: running.broker.running.parts.progress.restore(rows))
     return running, raw
 
 
@@ -85,27 +89,30 @@ def test_files_that_are_kept_for_parked_messages_are_not_counted_as_deleted(star
     assert deleted(raw)["behind"] == 0
 
 
-def counted_while(running: RunningBroker, change: Callable[[GroupOffsets], object]) -> dict[str, int]:
+def counted_while(running: RunningBroker, change: Callable[[ProgressTable], object]) -> dict[str, int]:
     """What groups have not finished of topic T, if something changes after they were looked at."""
     parts = running.broker.running.parts
 
     def count() -> dict[str, int]:
         steps = parts.unread.below(parts.store.log_end)
-        for _ in parts.offsets.groups():
+        for _ in parts.progress.groups():
             next(steps)
-        change(parts.offsets)
+        change(parts.progress)
         return {group: count for (group, _), count in in_one_piece(steps).counts.items()}
 
     return running.call(count)
 
 
-def finish_all(offsets: GroupOffsets) -> None:
-    offsets.commit("behind", "T", 0, QueueOffset(40), kind=CommitKind.FORWARD)
+QUEUE = MessageQueue("T", BrokerOptions(Path()).name, 0)
 
 
-def begin_anew(offsets: GroupOffsets) -> None:
-    offsets.forget_group("behind")
-    offsets.commit("behind", "T", 0, QueueOffset(35), kind=CommitKind.FORWARD)
+def finish_all(table: ProgressTable) -> None:
+    table.at("behind", QUEUE).commit(QueueOffset(40), kind=CommitKind.FORWARD)
+
+
+def begin_anew(table: ProgressTable) -> None:
+    table.forget_group("behind")
+    table.at("behind", QUEUE).commit(QueueOffset(35), kind=CommitKind.FORWARD)
 
 
 @pytest.mark.parametrize("at_once", [unread.AT_ONCE, 0], ids=["in the last step", "in a round of its own"])
@@ -113,9 +120,9 @@ def begin_anew(offsets: GroupOffsets) -> None:
     ("change", "expected"),
     [
         (finish_all, {}),
-        (lambda offsets: offsets.reset("done", "T", 0, QueueOffset(0)), {"behind": 37, "done": 40}),
-        (lambda offsets: offsets.forget_group("behind"), {}),
-        (lambda offsets: offsets.forget_topic("T"), {}),
+        (lambda table: table.at("done", QUEUE).move(QueueOffset(0), pending=False), {"behind": 37, "done": 40}),
+        (lambda table: table.forget_group("behind"), {}),
+        (lambda table: table.forget_topic("T"), {}),
         (begin_anew, {"behind": 5}),
     ],
     ids=["finished", "reset", "group deleted", "topic deleted", "group deleted, which commits again"],
@@ -123,7 +130,7 @@ def begin_anew(offsets: GroupOffsets) -> None:
 def test_what_changes_while_groups_are_counted_is_counted_again(
     start: Start,
     monkeypatch: pytest.MonkeyPatch,
-    change: Callable[[GroupOffsets], object],
+    change: Callable[[ProgressTable], object],
     expected: dict[str, int],
     at_once: int,
 ) -> None:
@@ -145,10 +152,10 @@ def test_a_message_that_is_parked_while_groups_are_counted_keeps_its_file(
     start: Start, monkeypatch: pytest.MonkeyPatch, looks_again: bool
 ) -> None:
     running, raw = running_with_commits(start, behind=[])
-    parts, below = running.broker.running.parts, UnreadMessages.below
+    below = UnreadMessages.below
 
     def park_first(self: UnreadMessages, position: int) -> Generator[None, None, Unread]:
-        parts.parking.lanes.park(LaneName("g", "T", 0, "key"), [2], Failure("broken", 1), now=Millis(1))
+        running.progress("g", "T").park("key", [2], Failure("broken", 1), now=Millis(1))
         return (yield from below(self, position))
 
     monkeypatch.setattr(UnreadMessages, "below", park_first)

@@ -17,9 +17,9 @@ from lanemq.client.consumer.queues.parking import LaneParker
 from lanemq.client.consumer.turns.handler import ToDeadLetter
 from lanemq.client.message import Message
 from lanemq.core.backoff import Backoff
-from lanemq.core.consuming.lanes_at_broker import FETCHED_AT_ONCE, LanesAtBroker
+from lanemq.core.consuming.lanes_at_broker import LanesAtBroker
 from lanemq.core.consuming.retry_policy import KEPT_MESSAGES, HoldKey, Park
-from lanemq.core.lane_status import LaneStatus
+from lanemq.core.lane_status import MAX_GIVEN, LaneStatus
 from lanemq.model.units import Millis
 
 pytestmark = pytest.mark.slow  # keys fail and are retried for a second
@@ -230,7 +230,7 @@ def test_a_graceful_hand_over_in_a_redrive_repeats_nothing(
     parking.wait_parked("bad", list(range(60)))
     parking.failing.clear()
     parking.redrive("bad")
-    until("those fetched at once are through", lambda: len(parking.of("bad")) == FETCHED_AT_ONCE)
+    until("those fetched at once are through", lambda: len(parking.of("bad")) == MAX_GIVEN)
     first.stop()
     late.clear()
     parking.before = lambda message: None

@@ -12,7 +12,6 @@ from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
 
 Q = MessageQueue("t", "b", 0)
-PLACE = ("g", "t", 0)
 PAUSE = Millis(10)
 
 

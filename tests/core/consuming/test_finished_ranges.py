@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from lanemq.core.backoff import Backoff
-from lanemq.core.brokering.group_offsets import CommitKind, Committed, GroupOffsets
+from lanemq.core.brokering.progress_table import ProgressTable
+from lanemq.core.brokering.queue_progress import CommitKind, Committed
 from lanemq.core.consuming.retry_policy import HoldKey
 from lanemq.core.consuming.runs import DONE, FAILED, NO_LEASE_NEEDED, STOPPED, LaneOptions, LaneRun, Order, Outcome
 from lanemq.core.consuming.scheduler import LaneScheduler
@@ -109,7 +110,7 @@ class Owners(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table = GroupOffsets()
+        self.table = ProgressTable(serial=1)
         self.now = Millis(0)
         self.stored = 20
         self.finished: set[int] = set()
@@ -118,8 +119,9 @@ class Owners(RuleBasedStateMachine):
 
     def take_over(self) -> None:
         """A new owner starts with what the lock's answer contains."""
-        start = self.table.committed("g", "orders", 0) or QueueOffset(0)
-        done = FinishedRanges.decode(self.table.finished_ranges("g", "orders", 0), start)
+        progress = self.table.at("g", Q)
+        start = progress.offset or QueueOffset(0)
+        done = FinishedRanges.decode(progress.finished, start)
         options = LaneOptions(policy=HoldKey(retries=9, backoff=Backoff(0.005)), run_limit=3)
         self.owner = Owner(LaneScheduler(options))
         self.owner.scheduler.add(Q, start, usable_until=NO_LEASE_NEEDED, finished=done)
@@ -179,7 +181,7 @@ class Owners(RuleBasedStateMachine):
         offset = self.owner.scheduler.committable(Q)
         assert offset is not None
         finished = self.owner.scheduler.finished_ranges(Q).lowest(most)
-        outcome = self.table.commit("g", "orders", 0, offset, kind=CommitKind.FORWARD, finished=finished)
+        outcome = self.table.at("g", Q).commit(offset, kind=CommitKind.FORWARD, finished=finished)
         assert isinstance(outcome, Committed)
         assert covered(finished) <= self.finished
         self.reported = covered(finished) | set(wanted(0, offset))
@@ -190,9 +192,9 @@ class Owners(RuleBasedStateMachine):
 
     @rule()
     def restart_broker(self) -> None:
-        rows, self.table = self.table.dirty(), GroupOffsets()  # never saved before, so all of them
+        rows, self.table = self.table.take_unsaved(), ProgressTable(serial=1)  # never saved before, so all of them
         self.table.restore(rows)
-        self.table._dirty.update(dict.fromkeys(row[:3] for row in rows))
+        self.table.not_saved(rows)
 
     @invariant()
     def finished_messages_of_a_key_are_its_first_ones(self) -> None:

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from tests.core.consuming.lanes_at_broker_fixture import (
     PAUSE,
-    PLACE,
     M,
     Q,
     lanes_of,
@@ -19,7 +18,8 @@ from tests.core.consuming.lanes_at_broker_fixture import (
 )
 
 from lanemq.core.backoff import Backoff
-from lanemq.core.brokering.parked_lane_table import LaneName, ParkedLane, ParkedLaneTable
+from lanemq.core.brokering.progress_table import ProgressTable
+from lanemq.core.brokering.queue_progress import ParkedLane, QueueProgress
 from lanemq.core.consuming.lanes_at_broker import LaneRequest, NextRequest, ParkedAtBroker, ParkRequest, RedriveRequest
 from lanemq.core.consuming.retry_policy import HoldKey
 from lanemq.core.consuming.runs import FAILED, LaneRun
@@ -35,7 +35,7 @@ Answer: TypeAlias = tuple[int, LaneStatus | None, list[M]]
 class World:
     """One queue of a broker, and the member that owns it."""
 
-    lanes: ParkedLaneTable
+    progress: QueueProgress
     scheduler: LaneScheduler[M]
     log: list[str]
     policy: HoldKey
@@ -50,9 +50,6 @@ class World:
         self.answers: list[tuple[LaneRequest[M], Answer]] = []
         self.begun: dict[str, int] = defaultdict(lambda: -1)
         """The highest offset that this owner has started, by key."""
-
-    def name(self, key: str) -> LaneName:
-        return LaneName(*PLACE, key)
 
     def pull(self, most: int) -> None:
         start = self.scheduler.next_offset(Q)
@@ -114,24 +111,24 @@ class World:
         return asked
 
     def broker(self, each: LaneRequest[M]) -> Answer:
-        name = self.name(each.key or "")
+        key = each.key or ""
         settled, given = 0, []
         match each:
             case ParkRequest(messages=messages, failure=failure, failed_again=again, held=held):
                 offsets = [m.queue_offset for m in messages]
-                settled = self.lanes.park(
-                    name, offsets, failure, now=Millis(0), again=again if again >= 0 else None, held=held
+                settled = self.progress.park(
+                    key, offsets, failure, now=Millis(0), again=again if again >= 0 else None, held=held
                 ).settled
             case NextRequest(done=done, wanted=wanted):
                 if done >= 0:
-                    self.lanes.finished(name, done)
-                lane = self.lanes.get(name)
+                    self.progress.finish(key, done)
+                lane = self.progress.lanes.get(key)
                 if lane is not None and lane.status.runs:
                     offsets = lane.offsets.from_offset(lane.first, min(wanted, 2))
-                    given = [M(offset, name.key) for offset in offsets]
+                    given = [M(offset, key) for offset in offsets]
             case RedriveRequest():
-                self.lanes.redrive(name)
-        lane = self.lanes.get(name)
+                self.progress.redrive(key)
+        lane = self.progress.lanes.get(key)
         return settled, None if lane is None else lane.status, given
 
     def tell(self, each: LaneRequest[M], answer: Answer) -> None:
@@ -147,25 +144,25 @@ class World:
                 lanes_of(self.scheduler).redrive_accepted(each)
 
     def renew(self) -> None:
-        reconcile(self.scheduler, *map(as_read, self.lanes.of_queue(PLACE)))
+        reconcile(self.scheduler, *map(as_read, self.progress.lanes.values()))
 
     def discard(self, key: str, most: int) -> None:
-        lane = self.lanes.get(self.name(key))
+        lane = self.progress.lanes.get(key)
         if lane is not None:
             gone = list(lane.offsets)[:most]
             self.discarded.update(gone)
-            assert self.lanes.discard(lane.name, gone[-1]) == len(gone)
+            assert self.progress.discard(key, gone[-1]) == len(gone)
 
     def commit(self) -> None:
         committable = self.scheduler.committable(Q)
         assert committable is not None
         self.committed, self.finished = committable, self.scheduler.finished_ranges(Q)
-        kept = {offset for lane in self.lanes for offset in lane.offsets}
+        kept = {offset for lane in self.progress.lanes.values() for offset in lane.offsets}
         passed = {*range(self.committed), *(o for o in range(len(self.log)) if o in self.finished)}
         assert passed <= self.done | self.discarded | kept, "a commit passes only messages that are done or parked"
 
     def crash(self) -> None:
-        kept = tuple(map(as_read, self.lanes.of_queue(PLACE)))
+        kept = tuple(map(as_read, self.progress.lanes.values()))
         self.scheduler = member(self.committed, self.finished, kept, self.policy)
         self.on_the_way.clear()
         self.answers.clear()
@@ -178,12 +175,12 @@ class World:
             self.now += PAUSE
             self.pull(3)
             moved = self.talk() | self.run(good=True)
-            for lane in list(self.lanes):
-                moved |= self.lanes.redrive(lane.name)
+            for key in self.progress.lanes:
+                moved |= self.progress.redrive(key)
             self.renew()
-            if not moved and self.scheduler.committable(Q) == len(self.log) and not list(self.lanes):
+            if not moved and self.scheduler.committable(Q) == len(self.log) and not self.progress.lanes:
                 return
-        raise AssertionError(f"stuck at {self.scheduler.committable(Q)} of {len(self.log)}: {list(self.lanes)}")
+        raise AssertionError(f"stuck at {self.scheduler.committable(Q)} of {len(self.log)}: {self.progress.lanes}")
 
 
 KEYS = st.sampled_from(["k", "j"])
@@ -212,7 +209,7 @@ def as_read(lane: ParkedLane) -> ParkedAtBroker:
 
 
 def new_world(policy: HoldKey) -> World:
-    return World(ParkedLaneTable(serial=1), member(policy=policy), ["k", "j", "k", "k", "j"], policy)
+    return World(ProgressTable(serial=1).at("g", Q), member(policy=policy), ["k", "j", "k", "k", "j"], policy)
 
 
 @pytest.mark.parametrize("retries", [0, 2], ids=["parked", "held"])
@@ -235,13 +232,13 @@ def test_with_any_losses_nothing_overtakes_and_everything_is_done(retries: int, 
                 world.run(good=False)
                 world.talk()
             case "redrive":
-                world.lanes.redrive(world.name(args[0]))
+                world.progress.redrive(args[0])
             case "resume":
                 world.scheduler.resume(Q, args[0])
             case "discard":
                 world.discard(args[0], int(args[1]))
             case "later":
                 world.now += PAUSE
-        world.lanes._check()
+        assert all(lane.offsets for lane in world.progress.lanes.values())
     world.come_to_rest()
     assert world.done | world.discarded == set(range(len(world.log)))

@@ -10,7 +10,7 @@ import msgspec
 
 from lanemq.broker.context import BrokerContext, ConnectedClient
 from lanemq.broker.dispatch import Handler, answer, answer_code, answer_saved
-from lanemq.broker.group_rules import free_offsets, members_changed
+from lanemq.broker.group_rules import free_progress, members_changed
 from lanemq.broker.long_answers import LongAnswers, Steps
 from lanemq.core.brokering.lock_table import MIN_LEASE_MS
 from lanemq.core.brokering.lost_members import LostFilter, shown_member
@@ -330,7 +330,7 @@ class GroupHandler:
         self._answers.begin(peer, request, self._settings_steps())
 
     def _settings_steps(self) -> Steps:
-        known = {*self._parts.groups, *self._parts.members.groups(), *self._parts.offsets.groups()}
+        known = {*self._parts.groups, *self._parts.members.groups(), *self._parts.progress.groups()}
         for group in self._parts.locks.groups():
             if group not in known and self._parts.locks.has_owner(group):
                 known.add(group)  # its members died before they committed
@@ -358,21 +358,21 @@ class GroupHandler:
         self._parts.charges.forget_group(group)
         self._parts.members.forget(group)
         self._parts.saved_filters.save()  # before the rows of the group
-        state, with_offsets = self._parts.state, header.clean_offset or header.remove_offset
-        if with_offsets:
-            free_offsets(self._parts, self._parts.offsets.forget_group(group))
-            self._parts.slices.begin_later(self._parts.parking.forget(group=group))
-
-        def delete() -> None:
-            state.delete_group(group)
-            if with_offsets:
-                state.delete_group_offsets(group)
+        state = self._parts.state
+        if header.clean_offset or header.remove_offset:
+            free_progress(self._parts, self._parts.progress_keeper.forget_group(group))
 
         def deleted(_: object, error: StorageError | None) -> None:
+            if error is None:
+                self._parts.progress_keeper.settled(answered)
+            else:
+                answered(error)
+
+        def answered(error: StorageError | None) -> None:
             self._parts.charges.give_back(Quota.ROWS, peer)
             answer_saved(peer, request, error)
 
-        self._parts.row_thread.submit_rows(state, delete, deleted)
+        self._parts.row_thread.submit_rows(state, lambda: state.delete_group(group), deleted)
 
     def _check_client(self, peer: Peer, request: Command) -> None:
         """Refuse unsupported filters when the client starts, not at each pull.

@@ -141,7 +141,7 @@ class LockHandler:
             if wish is None or header.lane_finished is None:
                 for lease in grant.granted:
                     if lease.changed:
-                        self._parts.offsets.forget_finished(group, lease.queue.topic, lease.queue.queue_id)
+                        self._parts.progress.at(group, lease.queue).forget_finished()
             reply.lock_ok_mq_set += [QueueBody.of(lease.queue) for lease in grant.granted]
             if wish is not None:
                 finished = self._finished(group, grant, left) if header.lane_finished else {}
@@ -222,27 +222,26 @@ class LockHandler:
         sent: dict[MessageQueue, str] = {}
         for lease in grant.granted:
             queue = lease.queue
-            text = self._parts.offsets.finished_ranges(group, queue.topic, queue.queue_id)
-            if len(text) <= left:
-                sent[queue] = text
-                left -= len(text)
+            progress = self._parts.progress.at(group, queue)
+            if len(progress.finished) <= left:
+                sent[queue] = progress.finished
+                left -= len(progress.finished)
             else:
-                self._parts.offsets.forget_finished(group, queue.topic, queue.queue_id)
+                progress.forget_finished()
         return sent
 
     def _describe(self, group: str, lease: Lease, finished: str, now: Millis) -> LaneLease:
         """The grant, its epoch and the group's committed offset in one answer, which saves two round trips."""
-        queue = lease.queue
-        offset = self._parts.offsets.committed(group, queue.topic, queue.queue_id)
+        queue, progress = lease.queue, self._parts.progress.at(group, lease.queue)
         return LaneLease(
             topic=queue.topic,
             broker_name=queue.broker,
             queue_id=queue.queue_id,
             epoch=lease.epoch,
             lease_millis=lease.expires_at - now,
-            offset=-1 if offset is None else offset,
+            offset=-1 if progress.offset is None else progress.offset,
             finished=finished,
-            parked=self._parts.parking.lanes.serial((group, queue.topic, queue.queue_id)),
+            parked=progress.serial,
         )
 
     def _unlock(self, peer: Peer, request: Command) -> None:

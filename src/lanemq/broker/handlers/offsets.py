@@ -9,12 +9,19 @@ import logging
 
 from lanemq.broker.context import BrokerContext
 from lanemq.broker.dispatch import Handler, answer, answer_code
-from lanemq.broker.group_rules import ownership
-from lanemq.core.brokering.group_offsets import OFFSET_BYTES, Backward, Ignored, WhyIgnored, kind_of
+from lanemq.broker.group_rules import ownership, queue_of
 from lanemq.core.brokering.lock_table import Stale, Unowned
+from lanemq.core.brokering.queue_progress import (
+    OFFSET_BYTES,
+    Backward,
+    Ignored,
+    QueueProgress,
+    Reset,
+    WhyIgnored,
+    kind_of,
+)
 from lanemq.core.brokering.quotas import Quota
 from lanemq.core.finished_ranges import FinishedRanges
-from lanemq.history import Place
 from lanemq.log.reading import Boundary
 from lanemq.model.errors import BrokerRefused, OffsetNotFound
 from lanemq.model.names import check_group, check_topic
@@ -52,9 +59,10 @@ class OffsetHandler:
         header = QueryOffsetHeader.from_ext(request.ext)
         check_group(header.consumer_group)
         check_topic(header.topic)
-        offset = self._parts.offsets.committed(header.consumer_group, header.topic, header.queue_id)
+        progress = self._parts.progress.at(header.consumer_group, queue_of(self._parts, header))
+        offset = progress.offset
         if offset is None and self._parts.recording.on:
-            self._parts.recording.nothing_found(header.consumer_group, header.topic, header.queue_id)
+            self._parts.recording.nothing_found(progress.group, progress.queue)
         if offset is None and LANE_CLIENT not in request.ext and header.set_zero_if_not_found is not False:
             offset = self._start_of_new_group(header.topic, header.queue_id)
         if offset is None and header.set_zero_if_not_found:
@@ -65,12 +73,9 @@ class OffsetHandler:
                 ResponseCode.QUERY_NOT_FOUND,
                 f"group {group} has no offset in queue {header.queue_id} of {topic}",
             )
-        body = self._ranges(header) if header.lane_finished else b""
+        finished = progress.finished if header.lane_finished else ""
+        body = LaneProgress(lane_finished=finished).encode() if finished else b""
         answer(peer, request, {"offset": str(offset)}, body)
-
-    def _ranges(self, header: QueryOffsetHeader) -> bytes:
-        text = self._parts.offsets.finished_ranges(header.consumer_group, header.topic, header.queue_id)
-        return LaneProgress(lane_finished=text).encode() if text else b""
 
     def _start_of_new_group(self, topic: str, queue_id: int) -> QueueOffset | None:
         """The start of a new stock group: 0 while the queue is empty or its first message is recent, as in RocketMQ 4.
@@ -89,32 +94,32 @@ class OffsetHandler:
         header = UpdateOffsetHeader.from_ext(request.ext)
         check_group(header.consumer_group)
         self._check_queue(check_topic(header.topic), header.queue_id)
-        group, topic, queue_id = header.consumer_group, header.topic, header.queue_id
-        verdict = ownership(self._parts, peer, group, topic, queue_id, header)
+        group, queue = header.consumer_group, queue_of(self._parts, header)
+        verdict = ownership(self._parts, peer, group, queue, header)
         stock = header.lane_epoch is None
-        offset = QueueOffset(header.commit_offset)
+        offset, progress = QueueOffset(header.commit_offset), self._parts.progress.at(group, queue)
         self._parts.charges.use_groups(peer, request, (group,))
         finished = self._finished(request, header) if request.body and not stock else None
-        finished = self._charged(peer, request, header, finished)
-        outcome = self._parts.offsets.commit(
-            group, topic, queue_id, offset, kind=kind_of(verdict, stock=stock), finished=finished
-        )
+        finished = self._charged(peer, request, progress, finished)
+        outcome = progress.commit(offset, kind=kind_of(verdict, stock=stock), finished=finished)
         if finished is not None:
             # The ranges may have become fewer, or the commit was ignored.
             self._parts.charges.shrink(Quota.OFFSETS, (group,))
         if self._parts.recording.on:
-            place = Place(group, topic, queue_id, offset, self._parts.options.name)
-            self._parts.recording.commit(place, header.lane_epoch, outcome, owned=not isinstance(verdict, Unowned))
+            owned = not isinstance(verdict, Unowned)
+            self._parts.recording.commit(group, queue, offset, header.lane_epoch, outcome, owned=owned)
         if stock and isinstance(verdict, Stale):
             self._parts.counters.stale_commits += 1
             log.warning(
                 "group %s queue %s/%s: %s commits offset %s, but %s holds the queue",
-                group, topic, queue_id, peer, header.commit_offset, verdict.holder,
+                group, header.topic, header.queue_id, peer, offset, verdict.holder,
             )  # fmt: skip
         match outcome:
             case Ignored(WhyIgnored.FENCED):
                 self._parts.counters.refused_commits += 1
-                remark = f"queue {queue_id} of {topic} was granted to another member; this commit is too late"
+                remark = (
+                    f"queue {queue.queue_id} of {queue.topic} was granted to another member; this commit is too late"
+                )
                 answer_code(peer, request, ResponseCode.LEASE_REFUSED, remark)
             case Ignored(WhyIgnored.RESET_PENDING) if not stock:
                 answer(peer, request, {LANE_IGNORED: WhyIgnored.RESET_PENDING.value})
@@ -124,27 +129,27 @@ class OffsetHandler:
                 answer(peer, request)
 
     def _charged(
-        self, peer: Peer, request: Command, header: UpdateOffsetHeader, finished: FinishedRanges | None
+        self, peer: Peer, request: Command, progress: QueueProgress, finished: FinishedRanges | None
     ) -> FinishedRanges | None:
         """Charge what the commit adds; returns the finished ranges, none if there are too many of them.
 
         A new offset beyond the quota is refused. Progress never is: without its finished ranges, some messages are
         delivered again.
         """
-        offsets, group, topic, queue_id = self._parts.offsets, header.consumer_group, header.topic, header.queue_id
-        if offsets.committed(group, topic, queue_id) is None:
-            self._parts.charges.must_grow(Quota.OFFSETS, peer, request, group, OFFSET_BYTES)
-        if finished is None or offsets.is_pending(group, topic, queue_id):
+        charges, group = self._parts.charges, progress.group
+        if progress.offset is None:
+            charges.must_grow(Quota.OFFSETS, peer, request, group, OFFSET_BYTES)
+        if finished is None or progress.reset is not Reset.NONE:
             return finished  # while a reset is pending, a commit with finished ranges is ignored
-        more = len(request.body) - len(offsets.finished_ranges(group, topic, queue_id))
-        if more > 0 and self._parts.charges.grow(Quota.OFFSETS, peer, request, group, more) is not None:
+        more = len(request.body) - len(progress.finished)
+        if more > 0 and charges.grow(Quota.OFFSETS, peer, request, group, more) is not None:
             return FinishedRanges()
         return finished
 
     def _finished(self, request: Command, header: UpdateOffsetHeader) -> FinishedRanges:
         """The finished ranges of a commit, cut at the queue's end: beyond it they would hide future messages."""
         text = LaneProgress.of_request(request.body).lane_finished
-        end = self._parts.store.bounds(header.topic, header.queue_id)[1]
+        _, end = self._parts.queue_log.bounds(queue_of(self._parts, header))
         return FinishedRanges.decode(text, header.commit_offset).below(end)
 
     def _check_queue(self, name: str, queue_id: int) -> None:

@@ -5,6 +5,8 @@ the change waits for the next one.
 """
 
 import logging
+from collections.abc import Callable
+from functools import partial
 from heapq import merge
 from typing import TypeAlias
 
@@ -13,8 +15,9 @@ import msgspec
 from lanemq.broker.context import BrokerContext
 from lanemq.broker.dispatch import Handler, answer, answer_error, answer_saved
 from lanemq.broker.long_answers import LongAnswers, Steps
-from lanemq.broker.storage.parking import MAX_GIVEN, Records
-from lanemq.core.brokering.parked_lane_table import LaneName, ParkedLane, PlaceName
+from lanemq.broker.storage.progress_keeper import Records
+from lanemq.core.brokering.queue_progress import LaneName, ParkedLane, QueueProgress
+from lanemq.core.lane_status import MAX_GIVEN
 from lanemq.model.errors import BrokerRefused, StorageError
 from lanemq.model.keys import shown_key
 from lanemq.net.peer import Peer
@@ -36,7 +39,7 @@ MAX_SHOWN_BYTES = 4 * 1024 * 1024
 MAX_RUN = 1_000
 """Lanes that are sorted at once; a longer run holds the event loop for longer."""
 
-SortKey: TypeAlias = tuple[str, str, int, bool, str]
+SortKey: TypeAlias = tuple[str, str, str, int, bool, str]
 
 
 class OperatorParkingHandler:
@@ -44,6 +47,7 @@ class OperatorParkingHandler:
 
     def __init__(self, parts: BrokerContext, answers: LongAnswers) -> None:
         self._parts = parts
+        self._keeper = parts.progress_keeper
         self._answers = answers
 
     def table(self) -> dict[int, Handler]:
@@ -61,14 +65,13 @@ class OperatorParkingHandler:
 
     def _list_steps(self, peer: Peer, request: Command, wanted: LaneBody, after: SortKey | None) -> Steps:
         """Sort the lanes in short runs, then merge the runs until the answer is full."""
-        lanes, runs, run = self._parts.parking.lanes, [], list[tuple[SortKey, LaneName]]()
-        for place in lanes.places():
-            if _matches_place(place, wanted):
-                for lane in lanes.of_queue(place):
-                    if (wanted.any_key or wanted.key == lane.name.key) and (
-                        after is None or _sort_key(lane.name) > after
-                    ):
-                        run.append((_sort_key(lane.name), lane.name))
+        runs, run = [], list[tuple[SortKey, LaneName]]()
+        for progress in self._parts.progress.parked():
+            if _matches(progress, wanted):
+                for lane in tuple(progress.lanes.values()):
+                    key = _sort_key(lane.name)
+                    if (wanted.any_key or wanted.key == lane.name.key) and (after is None or key > after):
+                        run.append((key, lane.name))
                     if len(run) >= MAX_RUN:
                         runs.append(sorted(run))
                         run = []
@@ -76,7 +79,7 @@ class OperatorParkingHandler:
         runs.append(sorted(run))
         table, left, last = ParkedTable(), MAX_LIST_CHARS, ""
         for key, name in merge(*runs):
-            found = lanes.get(name)
+            found = self._keeper.lane(name)
             if found is None:
                 continue  # it has ended since
             body = _describe(found)
@@ -89,17 +92,18 @@ class OperatorParkingHandler:
             yield
 
         # A new owner skips the lanes of this list, so it must not contain changes that are not on disk.
-        self._parts.parking.settled(lambda error: answer_saved(peer, request, error, table.encode()))
+        self._keeper.settled(partial(answer_saved, peer, request, body=table.encode()))
         return None
 
     def _show(self, peer: Peer, request: Command) -> None:
         wanted = LaneBody.of_request(request.body)
-        self._show_from(peer, request, self._one(wanted), wanted.start)
+        _, lane = self._one(wanted)
+        self._show_from(peer, request, lane, wanted.start)
 
     def _show_from(self, peer: Peer, request: Command, lane: ParkedLane, start: int) -> None:
-        """Show messages from an offset on: from the log in slices, or copies of them from the database."""
+        """Show messages from an offset on: from the log in slices, or copies of them from the store."""
         offsets = lane.offsets.from_offset(start, MAX_SHOWN)
-        below, _ = self._parts.store.bounds(lane.name.topic, lane.name.queue_id)
+        below, _ = self._parts.queue_log.bounds(lane.name.queue)
 
         def found(records: Records, error: StorageError | None) -> None:
             if error is not None:
@@ -110,85 +114,69 @@ class OperatorParkingHandler:
                 answer(peer, request, {}, b"".join(records.values()))
 
         if offsets and offsets[0] < below:
-            self._parts.parking.find(lane.name, offsets, MAX_SHOWN_BYTES, found)
+            self._keeper.find(lane.name, offsets, MAX_SHOWN_BYTES, found)
         else:
             self._answers.begin(peer, request, self._show_steps(lane, offsets))
 
     def _show_steps(self, lane: ParkedLane, offsets: list[int]) -> Steps:
         while offsets:
-            records = yield from self._parts.parking.log_steps(lane.name, offsets, MAX_SHOWN_BYTES)
+            records = yield from self._keeper.log_steps(lane.name, offsets, MAX_SHOWN_BYTES)
             if records:
                 return b"".join(records.values())
             offsets = lane.offsets.from_offset(offsets[-1] + 1, MAX_SHOWN)
         return b""
 
     def _redrive(self, peer: Peer, request: Command) -> None:
-        lane = self._one(LaneBody.of_request(request.body))
-        name, parking = lane.name, self._parts.parking
-        given = lane.offsets.from_offset(lane.first, MAX_GIVEN)
-        changed = parking.lanes.redrive(name)
-        reply = ParkedResult(changed=int(changed), left=len(lane.offsets))
-
-        def saved(error: StorageError | None) -> None:
-            answer_saved(peer, request, error, reply.encode())
-
-        def stored() -> None:
-            if self._parts.recording.on:
-                self._parts.recording.redriven(name, given[0], given[-1])
-
+        progress, lane = self._one(LaneBody.of_request(request.body))
+        name, given = lane.name, lane.offsets.from_offset(lane.first, MAX_GIVEN)
+        changed = progress.redrive(name.key)
         if changed:
-            key = shown_key(name.key)
-            log.info("group %s: key %s of %s/%s is redriven", name.group, key, name.topic, name.queue_id)
-            parking.save(name, saved, stored=stored)
-        else:
-            parking.settled(saved)
+            log.info("group %s: key %s of %s is redriven", name.group, shown_key(name.key), _shown(name))
+        stored = partial(self._parts.recording.redriven, name, given[0], given[-1])
+        self._save(peer, request, lane, int(changed), stored)
 
     def _discard(self, peer: Peer, request: Command) -> None:
         wanted = LaneBody.of_request(request.body)
-        lane, parking = self._one(wanted), self._parts.parking
+        progress, lane = self._one(wanted)
         name, first, last = lane.name, lane.first, min(wanted.through, lane.offsets.last)
         noted = [offset for offset in lane.offsets if offset <= wanted.through] if self._parts.recording.on else []
-        removed = parking.lanes.discard(name, wanted.through)
-        reply = ParkedResult(changed=removed, left=len(lane.offsets))
+        removed = progress.discard(name.key, wanted.through)
         if removed:
             log.warning(
-                "group %s: %d message(s) of key %s of %s/%s discarded, offsets %d to %d",
-                name.group, removed, shown_key(name.key), name.topic, name.queue_id, first, last,
+                "group %s: %d message(s) of key %s of %s discarded, offsets %d to %d",
+                name.group, removed, shown_key(name.key), _shown(name), first, last,
             )  # fmt: skip
+        self._save(peer, request, lane, removed, partial(self._parts.recording.discarded, name, noted))
 
-        def saved(error: StorageError | None) -> None:
-            answer_saved(peer, request, error, reply.encode())
-
-        def stored() -> None:
-            if self._parts.recording.on:
-                self._parts.recording.discarded(name, noted)
-
-        if removed:
-            parking.save(name, saved, stored=stored)
+    def _save(self, peer: Peer, request: Command, lane: ParkedLane, changed: int, stored: Callable[[], None]) -> None:
+        """Answer when a change of a lane, if there is one, is on disk; `stored` is called then, too."""
+        reply = ParkedResult(changed=changed, left=len(lane.offsets))
+        saved = partial(answer_saved, peer, request, body=reply.encode())
+        if changed:
+            self._keeper.save_lane(lane.name, saved, stored=stored)
         else:
-            parking.settled(saved)
+            self._keeper.settled(saved)
 
-    def _one(self, wanted: LaneBody) -> ParkedLane:
+    def _one(self, wanted: LaneBody) -> tuple[QueueProgress, ParkedLane]:
         """The lane that a request names; the queue may be omitted if it is unambiguous."""
         if not (wanted.group and wanted.topic) or wanted.any_key:
             raise BrokerRefused(ResponseCode.INVALID_PARAMETER, "a lane is named by its group, its topic and its key")
-        lanes = self._parts.parking.lanes
-        names = [LaneName(*place, wanted.key) for place in lanes.places() if _matches_place(place, wanted)]
-        found = [lane for name in sorted(names, key=_sort_key) if (lane := lanes.get(name)) is not None]
+        parked = [progress for progress in self._parts.progress.parked() if _matches(progress, wanted)]
+        found = {progress: progress.lanes[wanted.key] for progress in parked if wanted.key in progress.lanes}
         if not found:
             what = "without a key" if wanted.key is None else f"of key {wanted.key!r}"
             raise BrokerRefused(
                 ResponseCode.QUERY_NOT_FOUND, f"group {wanted.group} has no parked lane {what} in topic {wanted.topic}"
             )
         if len(found) > 1:
-            queues = ", ".join(str(lane.name.queue_id) for lane in found)
+            queues = ", ".join(map(str, sorted(progress.queue.queue_id for progress in found)))
             raise BrokerRefused(ResponseCode.INVALID_PARAMETER, f"that lane exists in queues {queues}: name one")
-        return found[0]
+        return found.popitem()
 
 
 def _sort_key(name: LaneName) -> SortKey:
     """Sort by group, topic, queue and key; the lane without a key comes first."""
-    return *name.place, name.key is not None, name.key or ""
+    return name.group, *name.queue, name.key is not None, name.key or ""
 
 
 def _decoded(after: str) -> SortKey:
@@ -201,16 +189,20 @@ def _decoded(after: str) -> SortKey:
     return key
 
 
-def _matches_place(place: PlaceName, wanted: LaneBody) -> bool:
-    group, topic, queue_id = place
-    return wanted.group in ("", group) and wanted.topic in ("", topic) and wanted.queue_id in (-1, queue_id)
+def _matches(progress: QueueProgress, wanted: LaneBody) -> bool:
+    topic, _, queue_id = progress.queue
+    return wanted.group in ("", progress.group) and wanted.topic in ("", topic) and wanted.queue_id in (-1, queue_id)
+
+
+def _shown(name: LaneName) -> str:
+    return f"{name.queue.topic}/{name.queue.queue_id}"
 
 
 def _describe(lane: ParkedLane) -> ParkedLaneBody:
     return ParkedLaneBody(
         group=lane.name.group,
-        topic=lane.name.topic,
-        queue_id=lane.name.queue_id,
+        topic=lane.name.queue.topic,
+        queue_id=lane.name.queue.queue_id,
         key=lane.name.key,
         status=lane.status.value,
         reason=lane.failure.reason,

@@ -14,13 +14,12 @@ from dataclasses import dataclass
 
 from lanemq.broker.context import BrokerContext
 from lanemq.broker.dispatch import Handler, answer_code, answer_error
-from lanemq.broker.group_rules import ownership
-from lanemq.core.brokering.group_offsets import OFFSET_BYTES, kind_of
+from lanemq.broker.group_rules import ownership, queue_of
 from lanemq.core.brokering.lock_table import Stale, Unowned
+from lanemq.core.brokering.queue_progress import OFFSET_BYTES, QueueProgress, Reset, kind_of
 from lanemq.core.brokering.quotas import Quota
 from lanemq.core.brokering.tag_filters import Tags, contains, shown
 from lanemq.core.brokering.topic_table import Permission
-from lanemq.history import Place
 from lanemq.log.reading import ReadResult, ReadStatus
 from lanemq.model.errors import BrokerBusy, BrokerRefused, LaneError, NotAllowed, StillRebuilding, TopicNotFound
 from lanemq.model.java_hash import tag_code
@@ -170,7 +169,7 @@ class PullHandler:
         if not self._may_pull(pull):
             return
         if header.sys_flag & PULL_COMMIT_OFFSET:
-            if self._parts.offsets.committed(header.consumer_group, header.topic, header.queue_id) is None:
+            if self._progress(header).offset is None:
                 self._parts.charges.must_grow(Quota.OFFSETS, peer, request, header.consumer_group, OFFSET_BYTES)
             self._commit(pull)
         if self._was_moved(pull):
@@ -234,7 +233,8 @@ class PullHandler:
 
     def _may_pull(self, pull: _Pull) -> bool:
         header = pull.header
-        verdict = ownership(self._parts, pull.peer, header.consumer_group, header.topic, header.queue_id, header)
+        queue = queue_of(self._parts, header)
+        verdict = ownership(self._parts, pull.peer, header.consumer_group, queue, header)
         if not isinstance(verdict, Stale):
             return pull.filter is None or self._skips_nothing(pull, pull.filter)
         self._parts.counters.stale_pulls += 1
@@ -262,18 +262,17 @@ class PullHandler:
 
     def _commit(self, pull: _Pull) -> None:
         header = pull.header
-        verdict = ownership(self._parts, pull.peer, header.consumer_group, header.topic, header.queue_id, header)
-        broker = self._parts.options.name
-        place = Place(header.consumer_group, header.topic, header.queue_id, header.commit_offset, broker)
-        outcome = self._parts.offsets.commit(
-            place.group,
-            place.topic,
-            place.queue,
-            QueueOffset(place.offset),
-            kind=kind_of(verdict, stock=header.lane_epoch is None),
-        )
+        progress, offset = self._progress(header), QueueOffset(header.commit_offset)
+        verdict = ownership(self._parts, pull.peer, progress.group, progress.queue, header)
+        outcome = progress.commit(offset, kind=kind_of(verdict, stock=header.lane_epoch is None))
         if self._parts.recording.on:
-            self._parts.recording.commit(place, header.lane_epoch, outcome, owned=not isinstance(verdict, Unowned))
+            owned = not isinstance(verdict, Unowned)
+            self._parts.recording.commit(
+                progress.group, progress.queue, offset, header.lane_epoch, outcome, owned=owned
+            )
+
+    def _progress(self, header: PullHeader) -> QueueProgress:
+        return self._parts.progress.at(header.consumer_group, queue_of(self._parts, header))
 
     def _read(self, pull: _Pull) -> ReadResult:
         header = pull.header
@@ -394,11 +393,9 @@ class PullHandler:
     def _was_moved(self, pull: _Pull) -> bool:
         """Whether a reset of the group is pending; if so, the pull is answered with the new offset."""
         header, parts = pull.header, self._parts
-        waits = parts.recording.on and parts.offsets.is_pending(header.consumer_group, header.topic, header.queue_id)
-        offset = self._parts.offsets.pending_reset(
-            header.consumer_group,
-            header.topic,
-            header.queue_id,
+        progress = self._progress(header)
+        waits = parts.recording.on and progress.reset is not Reset.NONE
+        offset = progress.moved_to(
             QueueOffset(pull.offset),
             # Consumers set SUSPEND; a client that does not has chosen the range that it reads.
             decides=not header.sys_flag & PULL_SUSPEND,
@@ -406,7 +403,7 @@ class PullHandler:
         )
         if offset is None:
             if waits:  # may be a new member, which never was at another offset
-                parts.recording.arrived(header.consumer_group, header.topic, header.queue_id, pull.offset)
+                parts.recording.arrived(progress.group, progress.queue, pull.offset)
             return False
         low, high = self._parts.store.bounds(header.topic, header.queue_id)
         ext = PullResponse(next_begin_offset=offset, min_offset=low, max_offset=high).to_ext()

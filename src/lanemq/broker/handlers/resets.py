@@ -9,10 +9,9 @@ from collections.abc import Callable, Container, Mapping
 from lanemq.broker.context import BrokerContext
 from lanemq.broker.dispatch import Handler, answer_code, answer_saved
 from lanemq.broker.long_answers import LongAnswers, Steps
-from lanemq.core.brokering.group_offsets import OFFSET_BYTES
+from lanemq.core.brokering.progress_store import SavedOffset
+from lanemq.core.brokering.queue_progress import OFFSET_BYTES
 from lanemq.core.brokering.quotas import Quota
-from lanemq.log.reading import Boundary
-from lanemq.log.state.database import OffsetRow, Sync
 from lanemq.model.errors import BrokerBusy, BrokerRefused, StorageError
 from lanemq.model.names import check_group
 from lanemq.model.queue import MessageQueue
@@ -63,9 +62,10 @@ class ResetHandler:
     ) -> Steps:
         """Find the new offset of each queue, then change all of them in one step."""
         topic = self._parts.topic_keeper.existing(header.topic)
-        targets: dict[int, int] = {}
+        targets: dict[MessageQueue, int] = {}
         for queue_id in range(topic.read_queues) if wanted is None else (wanted,):
-            targets[queue_id] = self._target(header, queue_id)
+            queue = MessageQueue(topic.name, self._parts.options.name, queue_id)
+            targets[queue] = self._target(header, queue)
             yield
         if self._parts.topics.get(topic.name) != topic:
             raise BrokerBusy(ResponseCode.SYSTEM_BUSY, f"topic {topic.name} was changed just now; ask again")
@@ -73,45 +73,41 @@ class ResetHandler:
         return None
 
     def _change(
-        self, peer: Peer, request: Command, header: ResetOffsetHeader, group: str, targets: Mapping[int, int]
+        self, peer: Peer, request: Command, header: ResetOffsetHeader, group: str, targets: Mapping[MessageQueue, int]
     ) -> None:
-        topic = header.topic
-        new = sum(self._parts.offsets.committed(group, topic, queue_id) is None for queue_id in targets)
+        found = [(self._parts.progress.at(group, queue), offset) for queue, offset in targets.items()]
+        new = sum(progress.offset is None for progress, _ in found)
         if new:
             self._parts.charges.must_grow(Quota.OFFSETS, peer, request, group, new * OFFSET_BYTES)
         self._parts.charges.take(Quota.ROWS, peer, request)
         # Members may be working without being in the list: after a restart of the broker, or while they are cut off.
         # One whose lease has expired continues where it was if no other got the queue, and would undo the reset.
         online = self._parts.locks.has_owner(group) or bool(self._parts.members.members(group))
-        table: dict[MessageQueue, int] = {}
-        for queue_id, offset in targets.items():
-            if not header.is_force and offset > (self._parts.offsets.committed(group, topic, queue_id) or 0):
-                continue  # without force, a reset only goes back
-            change = self._parts.offsets.reset_at_next_pull if online else self._parts.offsets.reset
-            change(group, topic, queue_id, QueueOffset(offset))
-            table[MessageQueue(topic, self._parts.options.name, queue_id)] = offset
+        # Without force, a reset only goes back.
+        moved = [each for each in found if header.is_force or each[1] <= (each[0].offset or 0)]
+        for progress, offset in moved:
+            progress.move(QueueOffset(offset), pending=online)
+        table = {progress.queue: offset for progress, offset in moved}
         if self._parts.recording.on and not online:
             self._parts.recording.moved(group, table)
         reply = ResetOffsetBody(offset_table=table).encode()
-        rows = [OffsetRow(group, queue.topic, queue.queue_id, table[queue], online) for queue in table]
 
-        def saved(_: object, error: StorageError | None) -> None:
+        def saved(error: StorageError | None) -> None:
             self._parts.charges.give_back(Quota.ROWS, peer)
             answer_saved(peer, request, error, reply)
             if error is None:
                 self._moved(group, {(queue.topic, queue.queue_id) for queue in table})
 
         # Unlike progress, a reset must not be lost in a crash once it is answered.
-        parts = self._parts
-        parts.row_thread.submit_rows(parts.state, lambda: parts.state.save_offsets(rows, Sync.FULL), saved)
+        self._parts.progress_keeper.save([SavedOffset.of(progress) for progress, _ in moved], saved)
 
-    def _target(self, header: ResetOffsetHeader, queue_id: int) -> int:
-        low, high = self._parts.store.bounds(header.topic, queue_id)
+    def _target(self, header: ResetOffsetHeader, queue: MessageQueue) -> int:
+        low, high = self._parts.queue_log.bounds(queue)
         if header.offset is not None and header.offset >= 0:
             return max(low, min(header.offset, high))
         if header.timestamp < 0:
             return high
-        return self._parts.store.times.find(header.topic, queue_id, header.timestamp, Boundary.LOWER)
+        return self._parts.queue_log.offset_at(queue, header.timestamp)
 
     def _running_info(self, peer: Peer, request: Command) -> None:
         header = RunningInfoHeader.from_ext(request.ext)

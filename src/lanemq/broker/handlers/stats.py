@@ -107,13 +107,14 @@ class StatsHandler:
 
     def _progress(self, group: str, queue: MessageQueue) -> ConsumeOffset:
         low, high = self._parts.store.bounds(queue.topic, queue.queue_id)
-        done = self._parts.offsets.committed(group, queue.topic, queue.queue_id)
+        progress = self._parts.progress.at(group, queue)
+        done = progress.offset
         return ConsumeOffset(
             broker_offset=high,
             consumer_offset=low if done is None else done,
             pull_offset=low if done is None else done,
             last_timestamp=0 if done is None else self._stored_before(queue, done),
-            lane_finished=count_finished(self._parts.offsets.finished_ranges(group, queue.topic, queue.queue_id)),
+            lane_finished=count_finished(progress.finished),
         )
 
     def _stored_before(self, queue: MessageQueue, offset: int) -> int:
@@ -131,7 +132,7 @@ class StatsHandler:
             return [topic]
         view = self._parts.members.snapshot(group)
         named = {item.topic for item in view.subscriptions} if view is not None else set()
-        return sorted(named.union(self._parts.offsets.topics(group)) | self._parts.locks.owned_topics(group))
+        return sorted(named.union(self._parts.progress.topics(group)) | self._parts.locks.owned_topics(group))
 
     def _queues(self, topic: TopicConfig) -> list[MessageQueue]:
         count = topic.queues
@@ -181,12 +182,12 @@ class StatsHandler:
         self._answers.begin(peer, request, self._reader_steps(TopicHeader.from_ext(request.ext).topic))
 
     def _reader_steps(self, topic: str) -> Steps:
-        members, offsets, readers = self._parts.members, self._parts.offsets, set[str]()
+        members, progress, readers = self._parts.members, self._parts.progress, set[str]()
         locks = self._parts.locks
-        for group in {*members.groups(), *offsets.groups(), *locks.groups()}:
+        for group in {*members.groups(), *progress.groups(), *locks.groups()}:
             if (
                 members.subscription(group, topic) is not None
-                or offsets.has_topic(group, topic)
+                or progress.has_topic(group, topic)
                 or topic in locks.owned_topics(group)
             ):
                 readers.add(group)
@@ -250,10 +251,11 @@ class StatsHandler:
     def _offset_steps(self) -> Steps:
         table: dict[str, Raw] = {}
         size = 0
-        for group in tuple(self._parts.offsets.groups()):
+        for group in self._parts.progress.groups():
             by_topic: dict[str, dict[int, int]] = {}
-            for number, (topic, queue_id, offset) in enumerate(self._parts.offsets.in_steps(group)):
-                by_topic.setdefault(topic, {})[queue_id] = offset
+            for number, progress in enumerate(self._parts.progress.of_group(group)):
+                queue, offset = progress.queue, progress.offset or 0
+                by_topic.setdefault(queue.topic, {})[queue.queue_id] = offset
                 if number % OFFSETS_AT_ONCE == 0:
                     yield
             for topic, offsets in by_topic.items():

@@ -9,7 +9,7 @@ from functools import partial
 
 from lanemq.broker.context import BrokerContext
 from lanemq.broker.dispatch import Handler, answer, answer_saved
-from lanemq.broker.group_rules import free_leases, free_offsets
+from lanemq.broker.group_rules import free_leases, free_progress
 from lanemq.broker.long_answers import LongAnswers, Steps
 from lanemq.core.brokering.quotas import Quota
 from lanemq.core.brokering.topic_table import Permission, TopicConfig, TopicOrder
@@ -104,20 +104,21 @@ class TopicHandler:
         parts.members.forget_topic(name)
         parts.saved_filters.save()  # before the rows of the topic
         parts.traffic.forget_topic(name)
-        free_offsets(parts, parts.offsets.forget_topic(name))
-        parts.slices.begin_later(parts.parking.forget(topic=name))
+        free_progress(parts, parts.progress_keeper.forget_topic(name))
         floor = free_leases(parts, parts.locks.forget_topic(name))
 
         def forget() -> None:
             # After a checkpoint that may be in progress, which could write rows of the topic again.
             parts.state.drop_topic(name, position)
-            parts.state.delete_offsets(name)
             parts.state.forget_leases(name, floor)
 
         def forgotten(error: StorageError | None) -> None:
             if error is None and parts.recording.on:
                 parts.recording.deleted(name)  # not earlier: a crash would bring the topic back, with its messages
-            self._answer_deleted(peer, request, name, error)
+            if error is None:
+                parts.progress_keeper.settled(partial(self._answer_deleted, peer, request, name))
+            else:
+                self._answer_deleted(peer, request, name, error)
 
         parts.topic_keeper.forget(name, forget, forgotten)
         self._deleted(name)

@@ -17,12 +17,14 @@ from typing import NamedTuple
 from lanemq.broker.context import BrokerContext
 from lanemq.broker.monitor import catalogue as names
 from lanemq.core.brokering.delay import MAX_LEVEL
+from lanemq.core.brokering.queue_progress import QueueProgress
 from lanemq.core.brokering.traffic import LATENCY_LIMITS_MS
 from lanemq.core.finished_ranges import count_finished
 from lanemq.core.lane_status import LaneStatus
 from lanemq.model.errors import NoDescriptors, StillRebuilding
 from lanemq.model.figures import Distribution, MetricSample
 from lanemq.model.names import DEAD_LETTER_PREFIX, SCHEDULE_TOPIC
+from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis
 
 MAX_TIMES = 10_000
@@ -160,7 +162,8 @@ class Figures:
 
     def _dead_letters(self, topic: str, queues: int) -> int:
         """Without those below the offset of the group that has the topic's name: they are discarded."""
-        discarded = (self._parts.offsets.committed(topic, topic, number) or 0 for number in range(queues))
+        broker, table = self._parts.options.name, self._parts.progress
+        discarded = (table.at(topic, MessageQueue(topic, broker, number)).offset or 0 for number in range(queues))
         return sum(
             max(0, high - max(low, below))
             for (low, high), below in zip(self._bounds(topic, queues), discarded, strict=True)
@@ -168,15 +171,14 @@ class Figures:
 
     def _lags(self) -> Iterator[MetricSample | None]:
         times: dict[tuple[str, int, int], int | None] = {}  # groups often wait for the same message
-        for group in self._parts.offsets.groups():
+        for group in self._parts.progress.groups():
             if group.startswith(DEAD_LETTER_PREFIX):
                 continue  # it marks discarded dead letters, and does not consume
             lags: dict[str, Lag] = {}
             wall = self._parts.clock.wall()
-            for topic, queue_id, offset in self._parts.offsets.in_steps(group):
-                finished = count_finished(self._parts.offsets.finished_ranges(group, topic, queue_id))
-                one = self._lag_of_queue(topic, queue_id, offset, finished, wall, times)
-                lags[topic] = _both(lags.get(topic, _NO_LAG), one)
+            for progress in self._parts.progress.of_group(group):
+                topic = progress.queue.topic
+                lags[topic] = _both(lags.get(topic, _NO_LAG), self._lag_of_queue(progress, wall, times))
                 yield None
             for topic, lag in lags.items():
                 yield MetricSample(names.LAG_MESSAGES, lag.messages, (group, topic))
@@ -185,15 +187,10 @@ class Figures:
                 yield MetricSample(names.UNREAD_DELETED, self._parts.unread.deleted(group, topic), (group, topic))
 
     def _lag_of_queue(
-        self,
-        topic: str,
-        queue_id: int,
-        offset: int,
-        finished: int,
-        wall: Millis,
-        times: dict[tuple[str, int, int], int | None],
+        self, progress: QueueProgress, wall: Millis, times: dict[tuple[str, int, int], int | None]
     ) -> Lag:
         """`times` has when messages were stored that other groups wait for."""
+        (topic, _, queue_id), offset = progress.queue, progress.offset or 0
         low, high = self._parts.store.bounds(topic, queue_id)
         if high <= max(offset, low):
             return _NO_LAG
@@ -206,12 +203,14 @@ class Figures:
             except (StillRebuilding, NoDescriptors):
                 times[oldest] = None
         stored = times[oldest]
-        return Lag(max(0, high - max(offset, low) - finished), None if stored is None else max(0, wall - stored) / 1000)
+        messages = max(0, high - max(offset, low) - count_finished(progress.finished))
+        return Lag(messages, None if stored is None else max(0, wall - stored) / 1000)
 
     def _lanes(self) -> Iterator[MetricSample | None]:
         lanes: dict[tuple[str, str, LaneStatus], tuple[int, int]] = {}
-        for lane in self._parts.parking.lanes.unsorted():
-            key = (lane.name.group, lane.name.topic, lane.status)
+        parked = self._parts.progress.parked()
+        for lane in [lane for progress in parked for lane in progress.lanes.values()]:
+            key = (lane.name.group, lane.name.queue.topic, lane.status)
             count, messages = lanes.get(key, (0, 0))
             lanes[key] = (count + 1, messages + len(lane.offsets))
             yield None

@@ -1,7 +1,7 @@
 """Checkpoints: writes to disk, in the background, what a restart needs.
 
-Committed offsets and delay cursors are written several times a second, indexes and producer stamps every few seconds,
-the ages of log files every minute, and the key index while the log hardly grows.
+Delay cursors are written several times a second, indexes and producer stamps every few seconds, the ages of log files
+every minute, and the key index while the log hardly grows.
 
 The producer rows of a checkpoint must reflect exactly what is staged up to its log position. They are written only
 after the records below it are on disk (`log/checkpoint`). There may be tens of thousands of them, and as many queues,
@@ -27,10 +27,9 @@ from lanemq.broker.storage.topic_keeper import TopicKeeper
 from lanemq.clock import Clock
 from lanemq.core.brokering.dedup import ProducerTable, SavedProducer, Saving, SequenceRange
 from lanemq.core.brokering.delay import MAX_LEVEL, DelayQueueCursors
-from lanemq.core.brokering.group_offsets import GroupOffsets, SavedOffset
 from lanemq.core.brokering.lock_table import SavedLease
 from lanemq.log.checkpoint import IndexWork
-from lanemq.log.state.database import LeaseRow, OffsetRow, ProducerRow, State, Sync
+from lanemq.log.state.database import LeaseRow, ProducerRow, State
 from lanemq.log.store import Store
 from lanemq.model.errors import StorageError
 from lanemq.model.queue import MessageQueue
@@ -45,12 +44,10 @@ KEY_INDEX_STEP_BYTES = 256 * 1024
 MAX_POSTPONED_TICKS = 20
 """How many ticks in a row the key index waits for busy sends. Few: sends are slower. Many: the next query has more of
 the log to index first."""
-OFFSETS_EVERY_MS = 200
-"""How often committed offsets are written. Long: a crash forgets, and so redelivers, more."""
+CURSORS_EVERY_MS = 200
+"""How often delay cursors are written. Long: after a crash, more delayed messages are delivered again."""
 AGES_EVERY_MS = 60_000
 """A crash makes log files younger by up to this time."""
-MAX_OFFSETS = 2_000
-"""Offsets that one write takes; it takes about a microsecond to copy one. The next tick takes more."""
 AFTER_FAILURE_MS = 5_000
 """Pause after a failed write; without it, every tick would try again and log the same error."""
 
@@ -95,7 +92,6 @@ class Checkpoints:
         group_commit: GroupCommit,
         topic_keeper: TopicKeeper,
         producers: ProducerTable,
-        offsets: GroupOffsets,
         delays: DelayQueueCursors,
         slices: LoopSlices,
     ) -> None:
@@ -106,13 +102,12 @@ class Checkpoints:
         self._group_commit = group_commit
         self._topic_keeper = topic_keeper
         self._producers = producers
-        self._offsets = offsets
         self._delays = delays
         self._slices = slices
         self._failures = RateLimitedLog(log, clock)
         now = clock.now()
-        self._offsets_at: Millis | None = Millis(now + OFFSETS_EVERY_MS)
-        """When offsets are written next; None while they are. The following two are alike."""
+        self._cursors_at: Millis | None = Millis(now + CURSORS_EVERY_MS)
+        """When delay cursors are written next; None while they are. The following two are alike."""
         self._ages_at: Millis | None = Millis(now + AGES_EVERY_MS)
         self._keys_at: Millis | None = now
         self._postponed_ticks = 0
@@ -126,8 +121,8 @@ class Checkpoints:
         """The log position up to which this object has synced the log; used without `durable`."""
 
     def tick(self, now: Millis) -> None:
-        if self._offsets_at is not None and now >= self._offsets_at:
-            self._save_offsets(now)
+        if self._cursors_at is not None and now >= self._cursors_at:
+            self._save_cursors(now)
         if self._state is None and now >= self._index_at:
             self._index_at = Millis(now + self._index_every)
             self._begin()
@@ -150,8 +145,8 @@ class Checkpoints:
         self._state = None
 
     def save_now(self) -> None:
-        """At a clean stop: write committed offsets, delay cursors and ages, and wait for the disk."""
-        self._write_offsets(self._offsets.dirty(), dict(self._delays.dirty()), Sync.FULL)
+        """At a clean stop: write delay cursors and ages, and wait for the disk."""
+        self._write_cursors(dict(self._delays.dirty()))
         self._store.state.save_ages(self._store.retention.ages(self._clock.now()), self._clock.wall())
 
     # indexes and producer stamps
@@ -224,28 +219,26 @@ class Checkpoints:
         yield from self._store.checkpoints.finish_steps(work)
         self._state = None
 
-    # offsets, ages, keys
+    # delay cursors, ages, keys
 
-    def _save_offsets(self, now: Millis) -> None:
-        rows, cursors = self._offsets.dirty(MAX_OFFSETS), dict(self._delays.dirty())
-        if not rows and not cursors:
-            self._offsets_at = Millis(now + OFFSETS_EVERY_MS)
+    def _save_cursors(self, now: Millis) -> None:
+        cursors = dict(self._delays.dirty())
+        if not cursors:
+            self._cursors_at = Millis(now + CURSORS_EVERY_MS)
             return
-        self._offsets_at = None
+        self._cursors_at = None
 
         def written(_: object, error: StorageError | None) -> None:
             if error is None:
-                self._offsets.saved(rows)
                 self._delays.saved(cursors)
-                self._offsets_at = now if len(rows) == MAX_OFFSETS else Millis(now + OFFSETS_EVERY_MS)
+                self._cursors_at = Millis(now + CURSORS_EVERY_MS)
             else:
-                self._offsets_at = Millis(self._clock.now() + AFTER_FAILURE_MS)
-                self._failures.warn("offsets", f"offsets could not be saved: {error}")
+                self._cursors_at = Millis(self._clock.now() + AFTER_FAILURE_MS)
+                self._failures.warn("delays", f"delay cursors could not be saved: {error}")
 
-        self._row_thread.submit(lambda: self._write_offsets(rows, cursors, Sync.NORMAL), written)
+        self._row_thread.submit(lambda: self._write_cursors(cursors), written)
 
-    def _write_offsets(self, rows: tuple[SavedOffset, ...], cursors: dict[int, QueueOffset], sync: Sync) -> None:
-        self._store.state.save_offsets([OffsetRow(*row) for row in rows], sync)
+    def _write_cursors(self, cursors: dict[int, QueueOffset]) -> None:
         for level, offset in cursors.items():
             self._store.state.put(f"{DELAY_CURSOR}{level}", str(offset))
 
@@ -323,7 +316,3 @@ def lease_row(row: SavedLease) -> LeaseRow:
 def restored_lease(row: LeaseRow) -> SavedLease:
     queue = MessageQueue(row.topic, row.broker, row.queue_id)
     return SavedLease(row.group, queue, row.owner, Epoch(row.epoch), Millis(row.lease_ms), row.stock)
-
-
-def restored_offset(row: OffsetRow) -> SavedOffset:
-    return SavedOffset(row.group, row.topic, row.queue_id, QueueOffset(row.offset), row.reset_pending, row.finished)

@@ -10,15 +10,17 @@ Invariant: a log file is deleted only when every parked message in it has been c
 """
 
 import logging
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator
 from itertools import chain
 
-from lanemq.broker.storage.parking import Parking
+from lanemq.broker.storage.progress_keeper import ProgressKeeper
 from lanemq.clock import Clock
-from lanemq.core.brokering.parked_lane_table import ParkedLane, PlaceName
+from lanemq.core.brokering.progress_table import Changes
+from lanemq.core.brokering.queue_progress import ParkedLane
 from lanemq.log.store import Store
 from lanemq.model.errors import StorageError
 from lanemq.model.keys import shown_key
+from lanemq.model.queue import MessageQueue
 from lanemq.net.loop_slices import LoopSlices
 from lanemq.net.rate_limited_log import FewLines
 
@@ -32,26 +34,27 @@ MAX_COPIED_BYTES = 1024 * 1024
 class Pinning:
     """Decides how many of the oldest log files may be deleted. One look at a time."""
 
-    def __init__(self, store: Store, parking: Parking, max_bytes: int, slices: LoopSlices, clock: Clock) -> None:
+    def __init__(self, store: Store, keeper: ProgressKeeper, max_bytes: int, slices: LoopSlices, clock: Clock) -> None:
         self._store = store
-        self._parking = parking
+        self._keeper = keeper
+        self._progress = keeper.table
         self._max_bytes = max_bytes
         self._slices = slices
         self._lines = FewLines(log, clock)
         self._copying = False
 
-    def deletable(self, expired: int, parked_since: Mapping[PlaceName, int]) -> Generator[None, None, int]:
+    def deletable(self, expired: int, changes: Changes) -> Generator[None, None, int]:
         """How many of the `expired` oldest files hold no parked message that is only there. Yields between two steps;
         the answer holds until something else happens on the loop (`still_deletable`).
 
-        `parked_since` is what `ParkedLaneTable.noting` notes in between. If the other files are too large together,
-        starts to copy; they can be deleted at a later call.
+        `changes` are those of the progress of groups in between. If the other files are too large together, starts to
+        copy; they can be deleted at a later call.
         """
-        if not expired or not self._parking.lanes:
-            return self.still_deletable(expired, parked_since)
+        if not expired or not self._progress.parked():
+            return self.still_deletable(expired, changes)
         needed_from = yield from self._first_position()
         start_after = self._store.start_after
-        free = self.still_deletable(self._free(expired, needed_from), parked_since)
+        free = self.still_deletable(self._free(expired, needed_from), changes)
         release = free
         while release < expired and start_after(expired) - start_after(release) > self._max_bytes:
             release += 1
@@ -60,10 +63,10 @@ class Pinning:
             self._copy_below(start_after(release), self._all_lanes())
         return free
 
-    def still_deletable(self, count: int, parked_since: Mapping[PlaceName, int]) -> int:
+    def still_deletable(self, count: int, changes: Changes) -> int:
         """How many of the files that were `deletable` hold no message that was parked since."""
-        for place, first in parked_since.items():
-            count = self._free(count, self._position(place, first))
+        for (_, queue), first in changes.parked_from.items():
+            count = self._free(count, self._position(queue, first))
         return count
 
     def _free(self, count: int, needed_from: int) -> int:
@@ -74,20 +77,20 @@ class Pinning:
 
     def _first_position(self) -> Generator[None, None, int]:
         """The position of the first record that a lane needs from the log."""
-        lanes, needed = self._parking.lanes, self._store.log_end
-        for place in lanes.places():
-            below, first = self._store.bounds(*place[1:])
-            for lane in lanes.of_queue(place):
+        needed = self._store.log_end
+        for progress in self._progress.parked():
+            below, first = self._keeper.queue_log.bounds(progress.queue)
+            for lane in tuple(progress.lanes.values()):
                 first = min(first, self._first_uncopied(lane, below, first))
                 yield
-            needed = min(needed, self._position(place, first))
+            needed = min(needed, self._position(progress.queue, first))
         return needed
 
-    def _position(self, place: PlaceName, offset: int) -> int:
+    def _position(self, queue: MessageQueue, offset: int) -> int:
         """The position of a record; the end of the log if the queue has none of this offset, or none any more."""
-        queue = place[1:]
-        low, end = self._store.bounds(*queue)
-        return self._store.position_of(*queue, offset) if low <= offset < end else self._store.log_end
+        low, end = self._keeper.queue_log.bounds(queue)
+        inside = low <= offset < end
+        return self._store.position_of(queue.topic, queue.queue_id, offset) if inside else self._store.log_end
 
     def _first_uncopied(self, lane: ParkedLane, below: int, end: int) -> int:
         """The first offset of a lane whose record is in the log and was not copied; `end` if there is none."""
@@ -99,12 +102,11 @@ class Pinning:
 
     def _uncopied(self, lane: ParkedLane, limit: int) -> list[int]:
         """The first offsets of a lane whose records are in the log and were not copied since the start."""
-        below, _ = self._store.bounds(lane.name.topic, lane.name.queue_id)
+        below, _ = self._keeper.queue_log.bounds(lane.name.queue)
         return lane.offsets.from_offset(max(below, lane.copied + 1), limit)
 
     def _all_lanes(self) -> Iterator[ParkedLane]:
-        lanes = self._parking.lanes
-        return chain.from_iterable(map(lanes.of_queue, lanes.places()))
+        return chain.from_iterable(tuple(progress.lanes.values()) for progress in self._progress.parked())
 
     def _copy_below(self, position: int, left: Iterable[ParkedLane]) -> None:
         """Copies the records of these lanes below a position, step by step."""
@@ -114,7 +116,7 @@ class Pinning:
         """Looks for the next lane with records to copy, in slices, and begins to copy them."""
         try:
             for lane in left:
-                end = self._store.first_from(lane.name.topic, lane.name.queue_id, position)
+                end = self._store.first_from(lane.name.queue.topic, lane.name.queue.queue_id, position)
                 offsets = [offset for offset in self._uncopied(lane, MAX_COPIED) if offset < end]
                 if offsets:
                     self._copy(lane, offsets, position, left)
@@ -126,13 +128,13 @@ class Pinning:
 
     def _copy(self, lane: ParkedLane, offsets: list[int], position: int, left: Iterator[ParkedLane]) -> None:
         name = lane.name
-        records = self._parking.in_log(name, offsets, MAX_COPIED_BYTES)
+        records = self._keeper.in_log(name, offsets, MAX_COPIED_BYTES)
         last = offsets[-1] if len(records) == len(offsets) else max(records, default=offsets[0])
         self._lines.write(
             logging.WARNING,
             f"group {name.group}",
             f"group {name.group}: {len(records)} parked messages of key {shown_key(name.key)} of "
-            f"{name.topic}/{name.queue_id} are copied, because retention deletes their log file; "
+            f"{name.queue.topic}/{name.queue.queue_id} are copied, because retention deletes their log file; "
             f"raise max_pinned_bytes, or redrive or discard the lane",
         )
 
@@ -143,4 +145,4 @@ class Pinning:
             lane.copied = max(lane.copied, last)
             self._copy_below(position, chain((lane,), left))
 
-        self._parking.save(name, saved, copies=records)
+        self._keeper.save_lane(name, saved, copies=records)

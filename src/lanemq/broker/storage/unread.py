@@ -9,14 +9,15 @@ two of them: what changes after it was counted is counted again, for the last ti
 """
 
 import logging
-from collections.abc import Container, Generator, Iterator, Mapping
+from collections.abc import Container, Generator, Iterable, Iterator, Mapping
 from itertools import chain
 
 from lanemq.clock import Clock
-from lanemq.core.brokering.group_offsets import GroupOffsets, OffsetKey
+from lanemq.core.brokering.progress_table import ProgressKey, ProgressTable
 from lanemq.core.finished_ranges import FinishedRanges
 from lanemq.log.store import Store
 from lanemq.model.names import DEAD_LETTER_PREFIX
+from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis
 from lanemq.net.rate_limited_log import FewLines
 
@@ -41,17 +42,17 @@ class Unread:
         """Group and topic → messages. No zeros."""
         self.known: set[tuple[str, str]] = set()
         """Groups and topics with commits."""
-        self._by_queue: dict[tuple[str, str], dict[int, int]] = {}
-        """Group and topic → queue id → messages. No zeros."""
-        self._dropped: list[dict[int, int]] = []
+        self._by_queue: dict[tuple[str, str], dict[MessageQueue, int]] = {}
+        """Group and topic → queue → messages. No zeros."""
+        self._dropped: list[dict[MessageQueue, int]] = []
 
-    def put(self, key: OffsetKey, count: int) -> None:
+    def put(self, group: str, queue: MessageQueue, count: int) -> None:
         """Set the count of one group in one queue."""
-        pair, queue_id = key[:2], key[2]
+        pair = (group, queue.topic)
         queues = self._by_queue.setdefault(pair, {})
-        more = count - queues.pop(queue_id, 0)
+        more = count - queues.pop(queue, 0)
         if count:
-            queues[queue_id] = count
+            queues[queue] = count
         if more:
             total = self.counts.get(pair, 0) + more
             if total:
@@ -82,9 +83,9 @@ class Unread:
 class UnreadMessages:
     """What groups have lost to retention since the start. On the loop only, and only with complete indexes."""
 
-    def __init__(self, store: Store, offsets: GroupOffsets, clock: Clock) -> None:
+    def __init__(self, store: Store, progress: ProgressTable, clock: Clock) -> None:
         self._store = store
-        self._offsets = offsets
+        self._progress = progress
         self._lines = FewLines(log, clock)
         self._deleted: dict[tuple[str, str], int] = {}
         self._looked_at = 0
@@ -114,26 +115,27 @@ class UnreadMessages:
     def below(self, position: int) -> Generator[None, None, Unread]:
         """What groups have not finished below a log position. Exact until something else happens on the loop."""
         unread = Unread()
-        with self._offsets.noting() as changed:
-            for group in self._offsets.groups():
+        with self._progress.watching() as changes:
+            for group in self._progress.groups():
                 if group.startswith(DEAD_LETTER_PREFIX):
                     continue  # it marks discarded dead letters, and does not consume
-                for topic, queue_id, _ in self._offsets.in_steps(group):
-                    unread.known.add((group, topic))
-                    unread.put((group, topic, queue_id), self._count(group, topic, queue_id, position))
+                for progress in self._progress.of_group(group):
+                    unread.known.add((group, progress.queue.topic))
+                    unread.put(group, progress.queue, self._count(group, progress.queue, position))
                     yield
             for _ in range(MAX_ROUNDS):
-                for pair in changed.forgotten:
+                for pair in changes.forgotten:
                     unread.drop(*pair)
-                if len(changed.keys) <= AT_ONCE and self._chars(changed.keys) <= CHARS_AT_ONCE:
-                    for key in changed.keys:
-                        unread.put(key, self._count(*key, position))
-                    break
-                again = tuple(changed.keys)
-                changed.clear()
+                again = tuple(changes.offsets)
+                at_once = len(again) <= AT_ONCE and self._chars(again) <= CHARS_AT_ONCE
+                changes.offsets.clear()
+                changes.forgotten.clear()
                 for key in again:
-                    unread.put(key, self._count(*key, position))
-                    yield
+                    unread.put(*key, self._count(*key, position))
+                    if not at_once:
+                        yield
+                if at_once:
+                    break
         return unread
 
     def lose(self, lost: Unread, now: Millis) -> Generator[None, None, None]:
@@ -148,20 +150,20 @@ class UnreadMessages:
         yield from self._write(lost.counts, "now", now)
         yield from lost.emptied()
 
-    def _count(self, group: str, topic: str, queue_id: int, position: int) -> int:
+    def _count(self, group: str, queue: MessageQueue, position: int) -> int:
         """What one group has not finished of one queue."""
-        offset = self._offsets.committed(group, topic, queue_id)
+        progress = self._progress.at(group, queue)
+        offset = progress.offset
         if offset is None or group.startswith(DEAD_LETTER_PREFIX):
             return 0
-        unread = self._store.unread_below(topic, queue_id, offset, position)
+        unread = self._store.unread_below(queue.topic, queue.queue_id, offset, position)
         if not unread:
             return 0
-        text = self._offsets.finished_ranges(group, topic, queue_id)
-        finished = FinishedRanges.decode(text, offset).above(unread.start - 1).below(unread.stop)
+        finished = FinishedRanges.decode(progress.finished, offset).above(unread.start - 1).below(unread.stop)
         return len(unread) - finished.count
 
-    def _chars(self, keys: set[OffsetKey]) -> int:
-        return sum(len(self._offsets.finished_ranges(*key)) for key in keys)
+    def _chars(self, keys: Iterable[ProgressKey]) -> int:
+        return sum(len(self._progress.at(*key).finished) for key in keys)
 
     def _write(
         self, counts: Mapping[tuple[str, str], int], when: str, now: Millis, *, but: Container[tuple[str, str]] = ()

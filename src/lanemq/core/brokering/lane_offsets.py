@@ -56,15 +56,16 @@ class _Full(NamedTuple):
 
 
 class LaneOffsets:
-    """The offsets of one lane."""
+    """The offsets of one lane: full chunks, and the chunk that grows."""
 
     def __init__(self) -> None:
-        # In this order: what is left of a full chunk, full chunks, and the chunk that grows.
-        self._head: list[int] = []
-        self._head_start = -1
         self._full: deque[_Full] = deque()
         self._tail: list[int] = []
         self._tail_start = -1
+        self._left = 0
+        """How many offsets of the first chunk have left the lane."""
+        self._unpacked: tuple[int, list[int]] = (-1, [])
+        """The start and the offsets of the full chunk that was first when it was needed last."""
         self._count = 0
 
     @classmethod
@@ -72,11 +73,9 @@ class LaneOffsets:
         """From the rows of a database, in order; offsets below `first` have left the lane."""
         made = cls()
         for start, data in rows:
+            made._close_tail()
             made._tail, made._tail_start = unpack(data), start
             made._count += len(made._tail)
-            made._full.append(_Full(start, made._tail[-1], len(made._tail), data))
-        if made._full:
-            made._full.pop()  # the last one grows
         made.drop_through(first - 1)
         return made
 
@@ -84,7 +83,8 @@ class LaneOffsets:
         return self._count
 
     def __iter__(self) -> Iterator[int]:
-        return chain(self._head, chain.from_iterable(unpack(each.data) for each in self._full), self._tail)
+        full = chain.from_iterable(unpack(each.data) for each in self._full)
+        return islice(chain(full, self._tail), self._left, None)
 
     def __contains__(self, offset: int) -> bool:
         return self.from_offset(offset, 1) == [offset]
@@ -92,33 +92,27 @@ class LaneOffsets:
     @property
     def first(self) -> int:
         """The first offset; there must be one."""
-        self._open_head()
-        return (self._head or self._tail)[0]
+        return self._first_chunk()[self._left]
 
     @property
     def last(self) -> int:
-        if self._tail:
-            return self._tail[-1]
-        return self._full[-1].last if self._full else self._head[-1]
+        return self._tail[-1]
 
     @property
     def first_row(self) -> int:
         """Rows that started before this one hold nothing any more."""
-        self._open_head()
-        return self._head_start if self._head else self._tail_start
+        return self._full[0].start if self._full else self._tail_start
 
     def from_offset(self, offset: int, limit: int) -> list[int]:
         """Up to `limit` offsets from this one on."""
-        found = self._head[bisect_left(self._head, offset) :][:limit]
+        if not self._count:
+            return []
+        offset, found = max(offset, self.first), list[int]()
         for each in self._full:
-            if len(found) >= limit:
-                break
-            if each.last >= offset:
-                offsets = unpack(each.data)
+            if each.last >= offset and len(found) < limit:
+                offsets = self._first_chunk() if each is self._full[0] else unpack(each.data)
                 found += offsets[bisect_left(offsets, offset) :][: limit - len(found)]
-        if len(found) < limit:
-            found += self._tail[bisect_left(self._tail, offset) :][: limit - len(found)]
-        return found
+        return found + self._tail[bisect_left(self._tail, offset) :][: limit - len(found)]
 
     def extend(self, offsets: Sequence[int]) -> list[ChunkRow]:
         """Adds offsets above all others; returns the rows that changed."""
@@ -139,46 +133,39 @@ class LaneOffsets:
     def drop_through(self, offset: int) -> int:
         """Removes all offsets up to and including this one; returns how many."""
         before = self._count
-        del self._head[: self._leaving(self._head, offset)]
-        while not self._head and self._full:
-            if self._full[0].last <= offset:
-                self._count -= self._full.popleft().size
-            else:
-                self._open_head()
-                del self._head[: self._leaving(self._head, offset)]
-        if not self._head:
-            del self._tail[: self._leaving(self._tail, offset)]
+        while self._full and self._full[0].last <= offset:
+            self._count -= self._full.popleft().size - self._left
+            self._left = 0
+        left = max(self._left, bisect_right(self._first_chunk(), offset))
+        self._count -= left - self._left
+        self._left = left
+        if not self._count:
+            self._tail, self._left = [], 0
         return before - self._count
 
     def cut_from(self, end: int) -> list[int]:
         """Removes all offsets from `end` on, after a power cut; returns them. Every row is to be written again."""
-        kept: list[int] = []
-        lost: list[int] = []
-        for offset in self:
-            (kept if offset < end else lost).append(offset)
-        self._head, self._tail, self._count = [], [], 0
+        offsets = list(self)
+        at = bisect_left(offsets, end)
         self._full.clear()
-        self.extend(kept)
-        return lost
+        self._tail, self._left, self._count, self._unpacked = [], 0, 0, (-1, [])
+        self.extend(offsets[:at])
+        return offsets[at:]
 
     def rows(self) -> list[ChunkRow]:
         """All rows."""
-        head = [(self._head_start, pack(self._head))] if self._head else []
         tail = [(self._tail_start, pack(self._tail))] if self._tail else []
-        return [*head, *((each.start, each.data) for each in self._full), *tail]
+        return [*((each.start, each.data) for each in self._full), *tail]
 
-    def _leaving(self, offsets: Sequence[int], through: int) -> int:
-        count = bisect_right(offsets, through)
-        self._count -= count
-        return count
-
-    def _open_head(self) -> None:
-        if not self._head and self._full:
-            chunk = self._full.popleft()
-            self._head, self._head_start = unpack(chunk.data), chunk.start
+    def _first_chunk(self) -> list[int]:
+        if not self._full:
+            return self._tail
+        first = self._full[0]
+        if self._unpacked[0] != first.start:
+            self._unpacked = (first.start, unpack(first.data))
+        return self._unpacked[1]
 
     def _close_tail(self) -> None:
         if self._tail:
-            chunk = _Full(self._tail_start, self._tail[-1], len(self._tail), pack(self._tail))
-            self._full.append(chunk)
+            self._full.append(_Full(self._tail_start, self._tail[-1], len(self._tail), pack(self._tail)))
             self._tail = []

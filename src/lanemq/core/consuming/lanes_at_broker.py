@@ -31,13 +31,9 @@ from operator import attrgetter
 from typing import Generic, NamedTuple, Protocol, TypeAlias
 
 from lanemq.core.consuming.runs import Lane, LaneRun, M
-from lanemq.core.lane_status import Failure, LaneStatus
+from lanemq.core.lane_status import MAX_GIVEN, MAX_PARKED, Failure, LaneStatus
 from lanemq.model.units import Millis
 
-MAX_IN_REQUEST = 1_000
-"""Messages of a lane in one request."""
-FETCHED_AT_ONCE = 32
-"""Messages of a lane that are fetched at once; up to so many run again if this member dies."""
 NOTHING_DONE = -1
 _IMMEDIATELY = Millis(-(2**62))
 _offset_of = attrgetter("queue_offset")
@@ -62,7 +58,7 @@ class NextRequest:
 
     key: str | None
     done: int
-    wanted: int = FETCHED_AT_ONCE
+    wanted: int = MAX_GIVEN
     """Number of messages to fetch; 0 while some are here."""
     may_repeat: bool = False
     """A former owner ran the lane: it may have finished some of these messages without reporting them."""
@@ -462,16 +458,16 @@ class LanesAtBroker(Generic[M]):
             return None
         if entry.failure is not None:
             held = entry.status is LaneStatus.HELD
-            return ParkRequest(key, tuple(pending[:MAX_IN_REQUEST]), entry.failure, entry.failed_again, held)
+            return ParkRequest(key, tuple(pending[:MAX_PARKED]), entry.failure, entry.failed_again, held)
         if entry.doubt and pending:
-            return ParkRequest(key, tuple(pending[:MAX_IN_REQUEST]), None)
+            return ParkRequest(key, tuple(pending[:MAX_PARKED]), None)
         if entry.redrive_wanted and at_broker:
             return RedriveRequest(key)
         fetch = at_broker and entry.status.runs and not entry.waiting and entry.lane.redriven is None
         if fetch or entry.done != NOTHING_DONE:
-            return NextRequest(key, entry.done, FETCHED_AT_ONCE if fetch else 0, entry.may_repeat)
+            return NextRequest(key, entry.done, MAX_GIVEN if fetch else 0, entry.may_repeat)
         if at_broker and pending and self._joins(entry):
-            return ParkRequest(key, tuple(pending[:MAX_IN_REQUEST]), None)
+            return ParkRequest(key, tuple(pending[:MAX_PARKED]), None)
         return None
 
     def _joins(self, entry: _ParkedLane[M]) -> bool:

@@ -33,6 +33,7 @@ from lanemq.log.filesystem import NO_SPACE
 from lanemq.log.folder.checks import FOREIGN, MANIFEST, PARTIAL, RESTORING, lost_state, unfinished_restore
 from lanemq.log.folder.lock import DataLock, locked_folder
 from lanemq.log.state.database import VERSION, State, Sync, layout_problem
+from lanemq.log.state.progress_rows import PROGRESS_TABLES
 from lanemq.log.state.recovery_file import RecoveryFile, SavedFacts
 from lanemq.model.errors import DiskFull, LogInUse, StorageError
 
@@ -301,7 +302,7 @@ def _finish_state(path: Path, facts: SavedFacts | None) -> None:
 
 def _forget_topic(state: State, topic: str) -> None:
     with state.transaction(Sync.FULL) as db:
-        for table in ("offsets", "leases", "producers", "queues", "parked_lanes", "parked_messages", "parked_chunks"):
+        for table in ("leases", "producers", "queues", *PROGRESS_TABLES):
             db.execute(f"DELETE FROM {table} WHERE topic = ?", (topic,))
 
 

@@ -32,9 +32,9 @@ VERSION = 6
 SCHEMA = (
     "CREATE TABLE topics (name TEXT PRIMARY KEY, settings TEXT NOT NULL) WITHOUT ROWID",
     "CREATE TABLE groups (name TEXT PRIMARY KEY, settings TEXT NOT NULL) WITHOUT ROWID",
-    "CREATE TABLE offsets (grp TEXT, topic TEXT, queue_id INTEGER, value INTEGER NOT NULL,"
-    " reset_pending INTEGER NOT NULL, gaps TEXT NOT NULL DEFAULT '',"
-    " PRIMARY KEY (grp, topic, queue_id)) WITHOUT ROWID",
+    "CREATE TABLE offsets (grp TEXT, topic TEXT, broker TEXT, queue_id INTEGER, value INTEGER NOT NULL,"
+    " reset_pending INTEGER NOT NULL, gaps TEXT NOT NULL,"
+    " PRIMARY KEY (grp, topic, broker, queue_id)) WITHOUT ROWID",
     "CREATE TABLE leases (grp TEXT, topic TEXT, broker TEXT, queue_id INTEGER, owner TEXT NOT NULL,"
     " epoch INTEGER NOT NULL, lease_ms INTEGER NOT NULL, stock INTEGER NOT NULL,"
     " PRIMARY KEY (grp, topic, broker, queue_id)) WITHOUT ROWID",
@@ -48,13 +48,13 @@ SCHEMA = (
     "CREATE TABLE checkpoint (id INTEGER PRIMARY KEY CHECK (id = 0), position INTEGER NOT NULL,"
     " last_store_time INTEGER NOT NULL, clean INTEGER NOT NULL)",
     "CREATE TABLE kv (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
-    "CREATE TABLE parked_lanes (grp TEXT, topic TEXT, queue_id INTEGER, key TEXT, reason TEXT NOT NULL,"
+    "CREATE TABLE parked_lanes (grp TEXT, topic TEXT, broker TEXT, queue_id INTEGER, key TEXT, reason TEXT NOT NULL,"
     " attempts INTEGER NOT NULL, since INTEGER NOT NULL, status TEXT NOT NULL, through INTEGER NOT NULL,"
-    " first INTEGER NOT NULL, PRIMARY KEY (grp, topic, queue_id, key)) WITHOUT ROWID",
-    "CREATE TABLE parked_chunks (grp TEXT, topic TEXT, queue_id INTEGER, key TEXT, start INTEGER,"
-    " offsets BLOB NOT NULL, PRIMARY KEY (grp, topic, queue_id, key, start))",
-    "CREATE TABLE parked_messages (grp TEXT, topic TEXT, queue_id INTEGER, key TEXT, value INTEGER,"
-    " record BLOB NOT NULL, PRIMARY KEY (grp, topic, queue_id, key, value))",
+    " first INTEGER NOT NULL, PRIMARY KEY (grp, topic, broker, queue_id, key)) WITHOUT ROWID",
+    "CREATE TABLE parked_chunks (grp TEXT, topic TEXT, broker TEXT, queue_id INTEGER, key TEXT, start INTEGER,"
+    " offsets BLOB NOT NULL, PRIMARY KEY (grp, topic, broker, queue_id, key, start))",
+    "CREATE TABLE parked_messages (grp TEXT, topic TEXT, broker TEXT, queue_id INTEGER, key TEXT, value INTEGER,"
+    " record BLOB NOT NULL, PRIMARY KEY (grp, topic, broker, queue_id, key, value))",
 )
 
 
@@ -63,15 +63,6 @@ class Sync(enum.Enum):
 
     NORMAL = "NORMAL"
     FULL = "FULL"
-
-
-class OffsetRow(NamedTuple):
-    group: str
-    topic: str
-    queue_id: int
-    offset: int
-    reset_pending: bool = False
-    finished: str = ""
 
 
 class LeaseRow(NamedTuple):
@@ -189,20 +180,7 @@ class State:
         """Delete a group's settings."""
         self._write("DELETE FROM groups WHERE name = ?", [(name,)], Sync.FULL)
 
-    # Committed offsets and lease epochs.
-
-    def offsets(self) -> list[OffsetRow]:
-        rows = self.rows("SELECT grp, topic, queue_id, value, reset_pending, gaps FROM offsets")
-        return [OffsetRow._make((*row[:4], bool(row[4]), row[5])) for row in rows]
-
-    def save_offsets(self, rows: Iterable[OffsetRow], sync: Sync = Sync.NORMAL) -> None:
-        self._write("REPLACE INTO offsets VALUES (?, ?, ?, ?, ?, ?)", rows, sync)
-
-    def delete_group_offsets(self, group: str) -> None:
-        self._write("DELETE FROM offsets WHERE grp = ?", [(group,)], Sync.FULL)
-
-    def delete_offsets(self, topic: str) -> None:
-        self._write("DELETE FROM offsets WHERE topic = ?", [(topic,)], Sync.FULL)
+    # Lease epochs.
 
     def leases(self) -> list[LeaseRow]:
         rows = self.rows("SELECT grp, topic, broker, queue_id, owner, epoch, lease_ms, stock FROM leases")

@@ -179,10 +179,11 @@ class SimBroker(Broker):
         for topic, queue_id in parts.store.queues():
             end = parts.store.bounds(topic, queue_id)[1]
             for group in self._machine.groups_of(topic):
-                done = parts.offsets.committed(group, topic, queue_id) or 0
+                done = parts.progress.at(group, MessageQueue(topic, self.options.name, queue_id)).offset or 0
                 if done < end:
                     left.append(f"{group} is at {done} of {end} in {topic}/{queue_id}")
-        return left + [f"{lane.name} has {len(lane.offsets)} parked" for lane in parts.parking.lanes]
+        lanes = [lane for progress in parts.progress.parked() for lane in progress.lanes.values()]
+        return left + [f"{lane.name} has {len(lane.offsets)} parked" for lane in lanes]
 
     @property
     def log_end(self) -> int:
@@ -194,12 +195,12 @@ class SimBroker(Broker):
 
         False for a stale epoch, because its owner cannot know what others reported.
         """
-        newest = self.running.parts.locks.latest(group, MessageQueue(topic, self.options.name, queue_id))
+        queue = MessageQueue(topic, self.options.name, queue_id)
+        newest = self.running.parts.locks.latest(group, queue)
         if newest is None or newest.epoch != epoch:
             return False
-        offsets = self.running.parts.offsets
-        text = offsets.finished_ranges(group, topic, queue_id)
-        return bool(text) and offset in FinishedRanges.decode(text, offsets.committed(group, topic, queue_id) or 0)
+        progress = self.running.parts.progress.at(group, queue)
+        return offset in FinishedRanges.decode(progress.finished, progress.offset or 0)
 
 
 class BrokerMachine:

@@ -9,7 +9,8 @@ never asked; there a parked lane stays in memory, and a log line says so.
 
 import asyncio
 import contextlib
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import TypeVar
 
 from lanemq.background_log import ClientLog
 from lanemq.client.consumer.calls import ConsumerCalls
@@ -36,6 +37,8 @@ from lanemq.wire.headers import ParkHeader, ParkNextResponse
 from lanemq.wire.lane_bodies import LaneBody, NextBody, ParkAnswer, ParkBody, ParkedTable
 
 log = ClientLog(__name__)
+
+R = TypeVar("R")
 
 LOOK_EVERY_MS = 1_000
 NO_ANSWER_PAUSE = Millis(1_000)
@@ -113,7 +116,7 @@ class LaneParker:
         """
         if not assigned.keeps_parked:
             return
-        reports = assigned.scheduler.with_parked_lanes(assigned.queue, lambda lanes: lanes.last_reports(below)) or []
+        reports = _lanes(assigned, lambda lanes: lanes.last_reports(below)) or []
         with contextlib.suppress(TimeoutError, LaneError):
             async with asyncio.timeout(FLUSH_SECONDS):
                 for report in reports:
@@ -133,16 +136,15 @@ class LaneParker:
 
     async def _reconcile(self, assigned: AssignedQueue, serial: int) -> None:
         """Reads the broker's parked lanes after an operator changed them."""
-        scheduler, queue = assigned.scheduler, assigned.queue
-        known = scheduler.with_parked_lanes(queue, lambda lanes: lanes.at_broker()) or {}
+        known = _lanes(assigned, lambda lanes: lanes.at_broker()) or {}
         try:
-            at_broker = {lane.key: lane for lane in await self._calls.parked(queue)}
+            at_broker = {lane.key: lane for lane in await self._calls.parked(assigned.queue)}
         except (LaneError, ProtocolError) as error:  # the next renewal asks again
             self._rate_limited.failed(str(assigned), f"parked lanes of {assigned} cannot be read, trying again", error)
             return
         if not assigned.released:
             assigned.parked_serial = serial
-            scheduler.with_parked_lanes(queue, lambda lanes: lanes.reconcile(at_broker, known))
+            _lanes(assigned, lambda lanes: lanes.reconcile(at_broker, known))
             self._woken.set()
 
     def _requests(self, assigned: AssignedQueue) -> list[LaneRequest[Message]]:
@@ -150,10 +152,10 @@ class LaneParker:
             return []
         now = self._clock.now()
         if not assigned.keeps_parked:
-            if assigned.scheduler.with_parked_lanes(assigned.queue, _take_news):
+            if _lanes(assigned, _take_news):
                 self._rate_limited.warn(str(assigned), f"{assigned}: {STAYS_HERE}")
             return []
-        return assigned.scheduler.with_parked_lanes(assigned.queue, lambda lanes: lanes.requests(now=now)) or []
+        return _lanes(assigned, lambda lanes: lanes.requests(now=now)) or []
 
     async def _send(self, assigned: AssignedQueue, request: LaneRequest[Message]) -> None:
         try:
@@ -176,15 +178,16 @@ class LaneParker:
         answer = await self._calls.park(assigned.queue, assigned.epoch, request)
         if assigned.released:
             return
-        self._record(assigned, request, answer)
-        if answer.settled < len(request.messages) and answer.status is None and request.failure is None:
+        status = _status(answer.status)
+        self._record(assigned, request, answer.settled, status)
+        if answer.settled < len(request.messages) and status is None and request.failure is None:
             pass  # the lane was emptied in between: its newer messages run
         elif answer.settled < len(request.messages):
             self._rate_limited.warn(
                 str(assigned),
                 f"key {request.key!r} of {assigned} stays in memory, holds the commit: {answer.remark}",
             )
-        elif answer.status is LaneStatus.PARKED and request.failure is not None:
+        elif status is LaneStatus.PARKED and request.failure is not None:
             see = f"lanemq parked list --group {self._options.group}"
             log.warning("key %r of %s is parked at the broker, see `%s`", request.key, assigned, see)
         elif request.held and request.failed_again < 0:
@@ -192,9 +195,9 @@ class LaneParker:
                 "key %r of %s has many messages: the broker keeps them until it succeeds", request.key, assigned
             )
         now = self._clock.now()
-        assigned.scheduler.with_parked_lanes(
-            assigned.queue,
-            lambda lanes: lanes.parked(request, answer.settled, answer.status, now=now, pause=FULL_PAUSE),
+        _lanes(
+            assigned,
+            lambda lanes: lanes.parked(request, answer.settled, status, now=now, pause=FULL_PAUSE),
         )
 
     async def _next(self, assigned: AssignedQueue, request: NextRequest) -> None:
@@ -208,46 +211,41 @@ class LaneParker:
             self._options.history.redriven(first, request.key or "", messages[-1].queue_offset)
         if status is None:
             log.info("key %r of %s is no longer parked", request.key, assigned)
-        assigned.scheduler.with_parked_lanes(assigned.queue, lambda lanes: lanes.next_given(request, messages, status))
+        _lanes(assigned, lambda lanes: lanes.next_given(request, messages, status))
 
     async def _redrive(self, assigned: AssignedQueue, request: RedriveRequest) -> None:
         try:
             await self._calls.redrive(assigned.queue, request.key)
         except OffsetNotFound:
-            assigned.scheduler.with_parked_lanes(assigned.queue, lambda lanes: lanes.next_given(request, (), None))
+            _lanes(assigned, lambda lanes: lanes.next_given(request, (), None))
         else:
-            assigned.scheduler.with_parked_lanes(assigned.queue, lambda lanes: lanes.redrive_accepted(request))
+            _lanes(assigned, lambda lanes: lanes.redrive_accepted(request))
 
     def _failed(self, assigned: AssignedQueue, request: LaneRequest[Message], error: Exception) -> None:
         self._rate_limited.failed(str(assigned), f"parked key {request.key!r} of {assigned}: trying again", error)
         now = self._clock.now()
-        assigned.scheduler.with_parked_lanes(
-            assigned.queue, lambda lanes: lanes.unanswered(request, now=now, pause=NO_ANSWER_PAUSE)
-        )
+        _lanes(assigned, lambda lanes: lanes.unanswered(request, now=now, pause=NO_ANSWER_PAUSE))
 
-    def _record(self, assigned: AssignedQueue, request: ParkRequest[Message], answer: "ParkResult") -> None:
+    def _record(
+        self, assigned: AssignedQueue, request: ParkRequest[Message], settled: int, status: LaneStatus | None
+    ) -> None:
         if self._options.history.on:
-            again = [request.failed_again] if request.failed_again >= 0 and answer.status is LaneStatus.PARKED else []
-            for offset in (*again, *(message.queue_offset for message in request.messages[: answer.settled])):
+            again = [request.failed_again] if request.failed_again >= 0 and status is LaneStatus.PARKED else []
+            for offset in (*again, *(message.queue_offset for message in request.messages[:settled])):
                 self._options.history.parked(self._place(assigned.queue, offset), request.key or "")
 
     def _place(self, queue: MessageQueue, offset: int) -> Place:
         return Place(self._options.group, queue.topic, queue.queue_id, offset, queue.broker)
 
 
+def _lanes(assigned: AssignedQueue, act: Callable[[LanesAtBroker[Message]], R]) -> R | None:
+    """Asks or changes the lanes of a queue, under the scheduler's lock; None if the queue has left."""
+    return assigned.scheduler.with_parked_lanes(assigned.queue, act)
+
+
 def _take_news(lanes: LanesAtBroker[Message]) -> bool:
     news, lanes.news = lanes.news, False
     return news
-
-
-class ParkResult(NamedTuple):
-    """What the broker took of a request to park."""
-
-    settled: int
-    """How many of the messages, from the first one on."""
-    status: LaneStatus | None
-    """None: the broker has no such lane."""
-    remark: str
 
 
 class ParkCalls:
@@ -257,7 +255,7 @@ class ParkCalls:
         self._group = group
         self._calls = calls
 
-    async def park(self, queue: MessageQueue, epoch: Epoch, request: ParkRequest[Message]) -> ParkResult:
+    async def park(self, queue: MessageQueue, epoch: Epoch, request: ParkRequest[Message]) -> ParkAnswer:
         failure = request.failure
         body = ParkBody(
             key=request.key,
@@ -269,8 +267,7 @@ class ParkCalls:
             attempts=failure.attempts if failure is not None else 0,
         )
         reply = await self._ask(queue, epoch, RequestCode.LANE_PARK, body.encode())
-        answer = ParkAnswer.decode(reply.body)
-        return ParkResult(answer.settled, _status(answer.status), answer.remark)
+        return ParkAnswer.decode(reply.body)
 
     async def next(self, queue: MessageQueue, epoch: Epoch, request: NextRequest) -> tuple[LaneStatus | None, bytes]:
         """The lane's status and the records of its next messages; empty if none may run."""

@@ -1,0 +1,94 @@
+"""The progress of groups in the state database: offsets, lanes with their offsets in chunks, and copies of records.
+
+A parked message is an offset of the log. Its record is copied here only when retention is about to delete it there.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from lanemq.core.brokering.progress_store import (
+    EndedLane,
+    ForgottenProgress,
+    ProgressChange,
+    SavedLane,
+    SavedOffset,
+)
+from lanemq.core.brokering.queue_progress import LaneName
+from lanemq.core.lane_status import Failure, LaneStatus
+from lanemq.log.state.database import State, Sync
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import Millis, QueueOffset
+
+_OF_LANES = ("parked_lanes", "parked_chunks", "parked_messages")
+PROGRESS_TABLES = ("offsets", *_OF_LANES)
+_OF_LANE = "grp = ? AND topic = ? AND broker = ? AND queue_id = ? AND key = ?"
+
+
+class ProgressRows:
+    """The `ProgressStore` of a data folder. Calls may come from any thread."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def save(self, changes: Sequence[ProgressChange], *, synced: bool) -> None:
+        with self._state.transaction(Sync.FULL if synced else Sync.NORMAL) as db:
+            for change in changes:
+                match change:
+                    case SavedOffset(group, queue, offset, pending, finished):
+                        row = (group, *queue, offset, pending, finished)
+                        db.execute("REPLACE INTO offsets VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+                    case SavedLane():
+                        _save_lane(db, change)
+                    case EndedLane(lane):
+                        for table in _OF_LANES:
+                            db.execute(f"DELETE FROM {table} WHERE {_OF_LANE}", _id(lane))
+                    case ForgottenProgress(group, topic):
+                        column, name = ("topic", topic) if group is None else ("grp", group)
+                        for table in PROGRESS_TABLES:
+                            db.execute(f"DELETE FROM {table} WHERE {column} = ?", (name,))
+
+    def name_broker(self, broker: str) -> None:
+        """Make everything the progress in queues of this broker, which may have had another name before."""
+        with self._state.transaction(Sync.FULL) as db:
+            for table in PROGRESS_TABLES:
+                db.execute(f"UPDATE {table} SET broker = ?1 WHERE broker <> ?1", (broker,))
+
+    def offsets(self) -> list[SavedOffset]:
+        rows = self._state.rows("SELECT grp, topic, broker, queue_id, value, reset_pending, gaps FROM offsets")
+        return [
+            SavedOffset(group, MessageQueue(*queue), QueueOffset(offset), bool(pending), finished)
+            for group, *queue, offset, pending, finished in rows
+        ]
+
+    def lanes(self) -> list[SavedLane]:
+        columns = "grp, topic, broker, queue_id, key, reason, attempts, since, status, through, first"
+        found = []
+        for row in self._state.rows(f"SELECT {columns} FROM parked_lanes"):
+            lane, (reason, attempts, since, status, through, first) = row[:5], row[5:]
+            group, *queue, key = lane
+            name = LaneName(group, MessageQueue(*queue), key[1:] if key else None)
+            query = f"SELECT start, offsets FROM parked_chunks WHERE {_OF_LANE} ORDER BY start"
+            chunks = self._state.rows(query, lane)
+            failure = Failure(reason, attempts)
+            found.append(SavedLane(name, failure, Millis(since), LaneStatus(status), through, first, chunks))
+        return found
+
+    def copies(self, name: LaneName, start: int, limit: int) -> list[tuple[int, bytes]]:
+        query = f"SELECT value, record FROM parked_messages WHERE {_OF_LANE} AND value >= ? ORDER BY value LIMIT ?"
+        found: list[tuple[int, bytes]] = self._state.rows(query, (*_id(name), start, limit))
+        return found
+
+
+def _save_lane(db: Any, lane: SavedLane) -> None:
+    id, failure = _id(lane.name), lane.failure
+    row = (*id, failure.reason, failure.attempts, lane.since, lane.status.value, lane.through, lane.first)
+    db.execute("REPLACE INTO parked_lanes VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+    db.execute(f"DELETE FROM parked_chunks WHERE {_OF_LANE} AND start < ?", (*id, lane.first_chunk))
+    db.execute(f"DELETE FROM parked_messages WHERE {_OF_LANE} AND value < ?", (*id, lane.first))
+    db.executemany("REPLACE INTO parked_chunks VALUES (?, ?, ?, ?, ?, ?, ?)", [(*id, *each) for each in lane.chunks])
+    db.executemany("REPLACE INTO parked_messages VALUES (?, ?, ?, ?, ?, ?, ?)", [(*id, *each) for each in lane.copies])
+
+
+def _id(name: LaneName) -> tuple[object, ...]:
+    """The columns that name a lane. The key is empty for the lane without a key, else `=` and the key."""
+    return (name.group, *name.queue, "" if name.key is None else f"={name.key}")
