@@ -100,10 +100,9 @@ INTERNAL = {
     "parking": {"MAX_GIVEN"},
     "pinning": {"MAX_COPIED", "MAX_COPIED_BYTES"},
     "rate_limited_log": {"MAX_TEXTS"},
-    "send": {"MAX_ANSWERED_IDS", "MAX_BURST_FRAMES"},
+    "send": {"MAX_ANSWERED_IDS"},
     "membership": {"MAX_LOOKS"},
     "server": {"MAX_ACCEPTED", "MAX_CLOSED", "MAX_LOOKS"},
-    "single_sends": {"MAX_FORMS"},
     "unread": {"MAX_ROUNDS"},
     "waking": {"MAX_TAG_CODES"},
 }
