@@ -23,8 +23,8 @@ from lanemq._fast import VARIANT
 from lanemq.client.message import find_key, read_messages
 from lanemq.client.producer.batches import PendingMessage, batch_body, properties_text
 from lanemq.client.producer.producer import Producer
+from lanemq.log.appender import entries_of
 from lanemq.log.key_index import scan_keys
-from lanemq.log.queue_index import pack_entries
 from lanemq.log.reading import verify
 from lanemq.net.address import parse_address
 from lanemq.net.blocking import BlockingConnection, connect
@@ -32,7 +32,7 @@ from lanemq.wire.batch import split_batch_raw
 from lanemq.wire.command import FrameDecoder
 from lanemq.wire.properties import following_stamps
 from lanemq.wire.record import NO_HOST, record_starts, seal_records
-from lanemq.wire.send_bursts import encode_send_answers, read_sends
+from lanemq.wire.sends import encode_send_answers, read_sends
 
 COUNT, TRIES, MANY, ROUNDS = 1000, 30, 100_000, 3
 VARIANTS = ("pure", "compiled")
@@ -73,13 +73,13 @@ def functions() -> dict[str, Callable[[], object]]:
     frames = FrameDecoder().feed(stream)
     return {
         "cut frames": lambda: FrameDecoder().feed(stream),
-        "read single sends": lambda: read_sends(frames, 0),
+        "read single sends": lambda: read_sends(frames, COUNT),
         "answer single sends": lambda: encode_send_answers(offsets, "0" * 16, starts, 0, 0, "durable"),
         "write a batch": lambda: batch_body(messages, "LANE_STAMP\x01producer.1.", 0),
         "cut a batch": lambda: split_batch_raw(body),
         "compare stamps": lambda: following_stamps(properties),
         "seal records": lambda: seal_records(items, b"bench", 0, 0, 0, NO_HOST, 1, NO_HOST),
-        "index entries": lambda: pack_entries(0, starts, sizes, [0] * COUNT),
+        "index entries": lambda: entries_of(log, 0, 0, [0] * COUNT),
         "prove records": lambda: verify(log, 0, entries, offsets),
         "index keys": lambda: scan_keys(log, 0),
         "find records": lambda: record_starts(log),

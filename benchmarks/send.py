@@ -2,13 +2,16 @@
 
     python -m benchmarks send
 
-One producer, 100 keys over 4 queues. `sync` waits for every receipt before the next send. `verdict` is the checker's
-result for the last round: all messages were read back, complete and in the order of each key.
+One producer, 100 keys over 4 queues. `sync` waits for every receipt before the next send; `sync_clients` are 50 such
+producers at the same time, each in a thread. `verdict` is the checker's result for the last round: all messages were
+read back, complete and in the order of each key.
 """
 
 import asyncio
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 from benchmarks.audit import verdict
@@ -17,7 +20,7 @@ from lanemq.client.producer.async_producer import AsyncProducer
 from lanemq.client.producer.producer import Producer
 from lanemq.client.receipt import Receipt
 
-ROUNDS, SINGLE, MANY = 5, 3_000, 100_000
+ROUNDS, SINGLE, MANY, CLIENTS = 5, 3_000, 100_000, 50
 
 
 def main() -> None:
@@ -26,6 +29,7 @@ def main() -> None:
             with BrokerProcess(durable=durable) as broker:
                 broker.create_topic()
                 blocking(broker, size)
+                many_clients(broker, size)
                 if not durable:
                     asyncio.run(on_a_loop(broker, size))
 
@@ -49,6 +53,26 @@ def blocking(broker: BrokerProcess, size: int) -> None:
         for work, count in ((sync, SINGLE), (submit, MANY), (send_many, MANY)):
             rounds = [timed(broker, count, work) for _ in range(ROUNDS)]
             report_rounds(f"send/{work.__name__}", rounds, **more, verdict=verdict(broker, kept))
+
+
+def many_clients(broker: BrokerProcess, size: int) -> None:
+    """Keys of their own: the order of a key is that of one producer."""
+    with ExitStack() as stack:
+        opened = [stack.enter_context(Producer(broker.address, codec="bytes")) for _ in range(CLIENTS)]
+        threads = stack.enter_context(ThreadPoolExecutor(CLIENTS))
+        kept: list[Receipt] = []
+
+        def one(number: int) -> list[Receipt]:
+            keys = [f"key-{number}-{each % 2}" for each in range(SINGLE // CLIENTS)]
+            return [opened[number].send(TOPIC, b"x" * size, key=key) for key in keys]
+
+        def sync_clients() -> None:
+            kept[:] = [receipt for receipts in threads.map(one, range(CLIENTS)) for receipt in receipts]
+
+        sync_clients()
+        rounds = [timed(broker, SINGLE, sync_clients) for _ in range(ROUNDS)]
+        more: dict[str, Any] = {"mode": broker.mode, "bytes": size}
+        report_rounds("send/sync_clients", rounds, **more, verdict=verdict(broker, kept))
 
 
 async def on_a_loop(broker: BrokerProcess, size: int) -> None:

@@ -23,7 +23,6 @@ from lanemq.client.consumer.pull_consumer import PullConsumer
 from lanemq.client.producer.producer import Producer
 from lanemq.log.options import StoreOptions
 from lanemq.log.store import Store
-from lanemq.wire.batch import RecordColumns
 
 MESSAGES = int(os.environ.get("LANEMQ_START_MESSAGES", "5000000"))
 QUEUES, AT_ONCE, TOPIC = 8, 2_000, "bench"
@@ -62,8 +61,8 @@ def _fill(data: Path) -> None:
         count = min(AT_ONCE, MESSAGES - first)
         numbers = range(first, first + count)
         properties = [b"UNIQ_KEY\x017F000001%024X\x02KEYS\x01k%d\x02TAGS\x01made" % (n, n % 1_000) for n in numbers]
-        columns = RecordColumns([b"x" * 100] * count, properties, [0] * count, [0] * count, [1] * count, 0, 0)
-        store.append(TOPIC, first // AT_ONCE % QUEUES, columns, store_time=int(time.time() * 1000))
+        records = [(b"x" * 100, text, 0, 0, 0, 1, 0) for text in properties]
+        store.append(TOPIC, first // AT_ONCE % QUEUES, records, store_time=int(time.time() * 1000))
     store.close()
 
 

@@ -101,10 +101,9 @@ INTERNAL = {
     "pinning": {"MAX_COPIED", "MAX_COPIED_BYTES"},
     "progress_keeper": {"MAX_OFFSETS"},
     "rate_limited_log": {"MAX_TEXTS"},
-    "send": {"MAX_ANSWERED_IDS", "MAX_BURST_FRAMES"},
+    "send": {"MAX_ANSWERED_IDS"},
     "membership": {"MAX_LOOKS"},
     "server": {"MAX_ACCEPTED", "MAX_CLOSED", "MAX_LOOKS"},
-    "single_sends": {"MAX_FORMS"},
     "unread": {"MAX_ROUNDS"},
     "waking": {"MAX_TAG_CODES"},
 }

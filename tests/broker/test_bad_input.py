@@ -9,7 +9,7 @@ from tests.broker.conftest import Start
 from tests.broker.raw_client import RawClient, bodies, heartbeat, lock_body, pull_ext, send_ext
 from tests.broker.running import ManualClock, RunningBroker
 
-from lanemq.broker.handlers import send, single_sends
+from lanemq.broker.handlers import send
 from lanemq.log.state.progress_rows import ProgressRows
 from lanemq.log.store import Store
 from lanemq.wire.codes import RequestCode, ResponseCode
@@ -272,8 +272,7 @@ def test_a_frame_split_at_every_byte_is_one_request(broker: RunningBroker) -> No
 
 @pytest.fixture
 def few_properties(monkeypatch: pytest.MonkeyPatch) -> None:
-    for handler in (send, single_sends):
-        monkeypatch.setattr(handler, "MAX_PROPERTIES_BYTES", 50)
+    monkeypatch.setattr(send, "MAX_PROPERTIES_BYTES", 50)
 
 
 @pytest.mark.usefixtures("few_properties")

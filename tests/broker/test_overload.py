@@ -10,8 +10,8 @@ from tests.broker.running import Gate, RunningBroker
 from lanemq.broker.connections import Connections
 from lanemq.core.brokering.refusals import RefusalReason
 from lanemq.net import peer, server
+from lanemq.net.outbox import Outbox
 from lanemq.net.peer import WRITE_HIGH_WATER_BYTES, Peer
-from lanemq.net.unwritten_replies import UnwrittenReplies
 from lanemq.wire.codes import RequestCode, ResponseCode
 
 MIB = 1024 * 1024
@@ -223,7 +223,7 @@ def test_a_send_is_answered_by_its_group_commit_and_not_behind_the_work_of_other
     raw.create("T")
     # Nothing is written at the end of an iteration, as if other work had come first for ever.
     raw.socket.settimeout(10)
-    monkeypatch.setattr(UnwrittenReplies, "_iteration_ends", lambda _: None)
+    monkeypatch.setattr(Outbox, "_iteration_ends", lambda _: None)
     assert raw.send("T", b"x").code == ResponseCode.SUCCESS
 
 
@@ -234,13 +234,13 @@ def test_a_held_pull_is_answered_by_the_group_commit_and_not_behind_the_work_of_
     broker = start(durable=durable)
     sender, reader = broker.connect(), broker.connect()
     sender.create("T")
-    for _ in range(3):  # the later ones take the short path
+    for _ in range(3):
         assert sender.send("T", b"x").code == ResponseCode.SUCCESS
     pull = reader.post_pull("T", 3, hold=20_000)
     polls = broker.broker.running.parts.polls
     while not broker.call(lambda: len(polls)):
         pass
-    monkeypatch.setattr(UnwrittenReplies, "_iteration_ends", lambda _: None)
+    monkeypatch.setattr(Outbox, "_iteration_ends", lambda _: None)
     reader.socket.settimeout(10)
     assert sender.send("T", b"y").code == ResponseCode.SUCCESS
     assert reader.answer(pull).code == ResponseCode.SUCCESS

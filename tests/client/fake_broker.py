@@ -6,7 +6,7 @@ It checks stamps with `core/brokering/dedup`, as the real broker does; with `lan
 
 import asyncio
 import threading
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ from lanemq.net.address import Address
 from lanemq.net.peer import Peer
 from lanemq.net.server import Listener, Server
 from lanemq.wire.codes import RequestCode, ResponseCode
-from lanemq.wire.command import Command, encode_response
+from lanemq.wire.command import Command, Frame, decode_command, encode_response
 from lanemq.wire.compression import decompress
 from lanemq.wire.headers import SendHeader
 from lanemq.wire.properties import decode_properties, find_stamp
@@ -168,7 +168,8 @@ class FakeBroker:
     def closed(self, peer: Peer) -> None:
         pass
 
-    def received(self, peer: Peer, command: Command) -> None:
+    def received(self, peer: Peer, frames: deque[Frame]) -> None:
+        command = decode_command(frames.popleft())
         self.codes[command.code] += 1
         if command.code in self.answers:
             code, ext, body = self.answers[command.code](command)

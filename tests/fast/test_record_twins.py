@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fast.both import damaged, needs_twins, outcome, references, same, twins
 
+from lanemq.log.queue_index import pack_entry
 from lanemq.wire.record import pack_host
 
 pytestmark = needs_twins
@@ -83,15 +84,20 @@ def test_buffers_other_than_bytes_are_accepted() -> None:
 
 
 @settings(deadline=None, max_examples=60)
-@given(LONGS, st.lists(st.tuples(LONGS, INTS, INTS), max_size=6))
-def test_entries_are_packed_alike(offset: int, entries: list[tuple[int, int, int]]) -> None:
-    same("pack_entries", offset, *(list(column) for column in zip(*entries, strict=True)) if entries else ([], [], []))
+@given(st.lists(ITEMS, min_size=1, max_size=5), LONGS, LONGS, st.booleans())
+def test_entries_are_packed_alike(items: list[Any], offset: int, position: int, tagged: bool) -> None:
+    records, codes = sealed(items, 0, offset, position), [item[2] for item in items] if tagged else None
+    packed = same("entries_of", b"".join(records), offset, position, codes)
+    places = accumulate(map(len, records[:-1]), initial=position)
+    facts = zip(places, map(len, records), codes or [0] * len(items), strict=True)
+    assert packed == b"".join(pack_entry(offset + at, *fact) for at, fact in enumerate(facts))
 
 
-def test_an_entry_that_does_not_fit_is_refused_alike() -> None:
-    same("pack_entries", 0, [1], [2**31], [0])
-    same("pack_entries", 0, [2**63], [1], [0])
-    same("pack_entries", 0, [1, 2], [1], [0, 0])
+def test_entries_that_do_not_fit_are_refused_alike() -> None:
+    records = b"".join(sealed([(b"a", b"", 0, 0, 0, 0, 0)] * 2))
+    for codes in ([0], [0, 2**31], [0, "tag"]):
+        same("entries_of", records, 0, 0, codes)
+    same("entries_of", records[:-1], 0, 0, None)
 
 
 @settings(deadline=None, max_examples=200)

@@ -1,6 +1,7 @@
 """Single sends read and answered together equal sends read and answered one by one, compiled and pure."""
 
 import json
+from collections import deque
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from lanemq.model.queue import MessageQueue
 from lanemq.wire.command import Frame, FrameDecoder, decode_command, encode_command, encode_response
 from lanemq.wire.headers import SendHeader
 from lanemq.wire.record import encode_offset_id, offset_id_prefix
-from lanemq.wire.send_bursts import SendBurst, encode_send_answers, read_sends
+from lanemq.wire.sends import Sends, encode_send_answers, read_sends
 
 BUILDER = RequestBuilder("group", "client", "producer")
 
@@ -32,23 +33,23 @@ def ordinary(frame: Frame) -> tuple[int, SendHeader, bytes]:
     return command.opaque, SendHeader.from_ext_v2(command.ext), command.body
 
 
-def members(burst: SendBurst | None) -> list[tuple[int, str, int, bytes]]:
-    if burst is None:
+def members(sends: Sends | None) -> list[tuple[int, str, int, bytes]]:
+    if sends is None:
         return []
     return [
         (opaque, text.decode(), born, body)
-        for opaque, text, born, body in zip(burst.opaques, burst.properties, burst.born, burst.bodies, strict=True)
+        for opaque, text, born, body in zip(sends.opaques, sends.properties, sends.born, sends.bodies, strict=True)
     ]
 
 
-def test_a_burst_equals_its_sends_read_one_by_one() -> None:
+def test_sends_read_together_equal_those_read_one_by_one() -> None:
     frames = [sent(number, key=f'key-{number} "\\\n/ü', born=number) for number in range(20)]
-    burst = read_sends(frames, 3)
-    assert burst is not None
-    for frame, (opaque, text, born, body) in zip(frames[3:], members(burst), strict=True):
+    sends = read_sends(deque(frames), 17)
+    assert sends is not None
+    for frame, (opaque, text, born, body) in zip(frames[:17], members(sends), strict=True):
         its_opaque, header, its_body = ordinary(frame)
         assert (opaque, text, born, body) == (its_opaque, header.properties, header.born_timestamp, its_body)
-        assert (burst.header.topic, burst.header.queue_id) == (header.topic, header.queue_id)
+        assert (sends.header.topic, sends.header.queue_id) == (header.topic, header.queue_id)
 
 
 @pytest.mark.parametrize(
@@ -64,18 +65,18 @@ def test_a_burst_equals_its_sends_read_one_by_one() -> None:
     ids=["another queue", "binary", "another code", "oneway", "batch", "no JSON"],
 )
 def test_a_different_send_ends_the_run(other: Frame) -> None:
-    burst = read_sends([sent(1), sent(2), other, sent(3)], 0)
-    assert [opaque for opaque, *_ in members(burst)] == [1, 2]
+    sends = read_sends([sent(1), sent(2), other, sent(3)], 9)
+    assert [opaque for opaque, *_ in members(sends)] == [1, 2]
     if other.header != sent(9, queue=1).header:
-        assert read_sends([other, sent(1)], 0) is None
+        assert read_sends([other, sent(1)], 9) is None
 
 
 def test_header_values_may_be_json_numbers() -> None:
     """Node clients write numbers."""
     header = json.loads(sent(7).header)
     header["extFields"] |= {"e": 0, "g": 5, "h": 0, "k": False}
-    burst = read_sends([Frame(0, json.dumps(header).encode(), b"b")] * 3, 0)
-    assert [opaque for opaque, *_ in members(burst)] == [7, 7, 7]
+    sends = read_sends([Frame(0, json.dumps(header).encode(), b"b")] * 3, 9)
+    assert [opaque for opaque, *_ in members(sends)] == [7, 7, 7]
 
 
 @needs_twins
@@ -86,14 +87,14 @@ def test_header_values_may_be_json_numbers() -> None:
     )
 )
 def test_runs_are_read_alike(sends: list[tuple[int, str, bool]]) -> None:
-    """The twin may end a burst early at text that is not ASCII, and start another one; the sends are the same."""
+    """The twin may end early at text that is not ASCII; what it reads next completes the same sends."""
     frames = []
     for number, key, other in sends:
         if "\x01" not in key and "\x02" not in key and key.isprintable():
             frames.append(sent(number, key=key, queue=int(other)))
-    expected = members(references["read_sends"](frames, 0))
+    expected = members(references["read_sends"](frames, 9))
     found: list[Any] = []
-    while len(found) < len(expected) and (more := members(twins["read_sends"](frames, len(found)))):
+    while len(found) < len(expected) and (more := members(twins["read_sends"](frames[len(found) :], 9))):
         found += more
     assert found[: len(expected)] == expected
 
@@ -106,8 +107,8 @@ def test_damaged_headers_are_read_alike(data: st.DataObject) -> None:
     bad = data.draw(damaged(st.just(plain[1].header)) | st.binary(max_size=40))
     where = data.draw(st.integers(0, 2))
     frames = [*plain[:where], Frame(0, bad, b"b"), *plain[where + 1 :]]
-    expected = members(outcome(references["read_sends"], frames, 0))
-    found = members(outcome(twins["read_sends"], frames, 0))
+    expected = members(outcome(references["read_sends"], frames, 9))
+    found = members(outcome(twins["read_sends"], frames, 9))
     assert found == expected[: len(found)]
     assert len(found) >= min(len(expected), where)
 
@@ -129,11 +130,11 @@ def test_members_may_come_in_any_order(order: dict[str, Any], ext_first: bool) -
         return Frame(0, json.dumps(header | {"opaque": opaque}, separators=(",", ":")).encode(), b"b")
 
     frames = [frame(1, "a\x01b\x02", 1), frame(2, 'c"\x01\\d\x02', 12345), frame(3, "", 0)]
-    assert members(twins["read_sends"](frames, 0)) == members(references["read_sends"](frames, 0))
-    assert len(members(twins["read_sends"](frames, 0))) == 3
+    assert members(twins["read_sends"](frames, 9)) == members(references["read_sends"](frames, 9))
+    assert len(members(twins["read_sends"](frames, 9))) == 3
 
 
-def test_the_replies_to_a_burst_equal_replies_one_by_one() -> None:
+def test_replies_written_together_equal_replies_one_by_one() -> None:
     opaques, positions = [3, 2**31 - 1, 0], [0, 291, 2**40]
     joined = b"".join(
         encode_response(
@@ -190,7 +191,7 @@ def test_values_in_unusual_json_are_read_alike(before: bytes, after: bytes) -> N
     odd = Frame(0, sent(2).header.replace(before, after), b"odd")
     assert odd.header != sent(2).header
     frames = [sent(1), odd, sent(3)]
-    expected = members(references["read_sends"](frames, 0))
-    found = members(twins["read_sends"](frames, 0))
+    expected = members(references["read_sends"](frames, 9))
+    found = members(twins["read_sends"](frames, 9))
     assert found == expected[: len(found)]
-    assert members(twins["read_sends"](frames, 1)) == members(references["read_sends"](frames, 1))
+    assert members(twins["read_sends"](frames[1:], 9)) == members(references["read_sends"](frames[1:], 9))

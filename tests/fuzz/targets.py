@@ -25,7 +25,7 @@ from lanemq.wire.record import (
     RecordView,
     record_starts,
 )
-from lanemq.wire.send_bursts import read_sends
+from lanemq.wire.sends import read_sends
 
 RECORD_FIELDS = (
     "size", "queue_id", "flag", "queue_offset", "position", "sys_flag", "born_timestamp", "born_host",
@@ -56,7 +56,7 @@ def _command(data: bytes) -> None:
     for frame in FrameDecoder().feed(data):
         command = decode_command(frame)
         assert all(type(value) is str for value in command.ext.values())
-        read_sends([frame, frame], 0)
+        read_sends([frame, frame], 2)
         for kind in corpus.HEADERS:
             _allowing(kind.from_ext, command.ext)
         _allowing(SendHeader.from_ext_v1, command.ext)

@@ -16,7 +16,6 @@ from lanemq.log.queue_index import (
     IndexLost,
     IndexPart,
     QueueIndex,
-    pack_entries,
     pack_entry,
     unpack_entries,
 )
@@ -292,9 +291,3 @@ def test_an_intact_record_in_the_wrong_place_is_not_given_out(queue_id: int, off
     record = encode_record(topic="t", body=b"x", queue_id=0, queue_offset=7, position=500)
     assert verify(record, 0, [(500, len(record), 0, 0)], [7]) == []
     assert verify(record, queue_id, [(position, len(record), 0, 0)], [offset]) == [0]
-
-
-def test_entries_packed_together_are_those_packed_one_by_one() -> None:
-    facts = [(11, 100, 0), (111, 91, -7), (202, 4000, 2**31 - 1)]
-    positions, sizes, tags = (list(column) for column in zip(*facts, strict=True))
-    assert pack_entries(8, positions, sizes, tags) == b"".join(pack_entry(8 + i, *each) for i, each in enumerate(facts))

@@ -2,13 +2,14 @@
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
 from lanemq.net.address import Address
 from lanemq.net.peer import Peer
 from lanemq.net.server import Listener, Server
-from lanemq.wire.command import Command, encode_command, encode_response
+from lanemq.wire.command import Command, Frame, decode_command, encode_command, encode_response
 
 
 class EchoServer:
@@ -61,7 +62,8 @@ class EchoServer:
     def closed(self, peer: Peer) -> None:
         self.peers -= 1
 
-    def received(self, peer: Peer, command: Command) -> None:
+    def received(self, peer: Peer, frames: deque[Frame]) -> None:
+        command = decode_command(frames.popleft())
         self.seen.append(command.body)
         if command.code == self.HANG_UP:
             peer.close("as asked")

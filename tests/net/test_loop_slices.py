@@ -1,6 +1,7 @@
 """Long work is done in slices of the event loop: one request does not wait for the hundreds of another client."""
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Coroutine
 
 import pytest
@@ -9,7 +10,7 @@ from tests.net.test_server_reads import Wire, request
 from lanemq.net.loop_slices import COSTLY_BYTES, SLICE_NS, LoopSlices, RecentCost
 from lanemq.net.peer import Peer
 from lanemq.net.server import Server
-from lanemq.wire.command import Command, encode_response
+from lanemq.wire.command import Frame, decode_command, encode_response
 
 
 class Ticking:
@@ -36,7 +37,8 @@ class Slow:
 
     def closed(self, peer: Peer) -> None: ...
 
-    def received(self, peer: Peer, command: Command) -> None:
+    def received(self, peer: Peer, frames: deque[Frame]) -> None:
+        command = decode_command(frames.popleft())
         self.handled.append((peer, command.opaque))
         self.clock.time += int(SLICE_NS * self.share)
         peer.send(encode_response(command.opaque, body=self.answer))

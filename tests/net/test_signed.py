@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import Iterator
 
 import pytest
@@ -11,7 +12,7 @@ from lanemq.net.blocking import BlockingConnection, DuplexConnection
 from lanemq.net.connection import open_connection
 from lanemq.net.peer import Peer
 from lanemq.net.security import Security, request_encoder
-from lanemq.wire.command import Command, encode_command
+from lanemq.wire.command import Command, Frame, decode_command, encode_command
 from lanemq.wire.signing import Credentials, is_signed
 
 USER = Credentials("user", "the user's secret")
@@ -25,9 +26,9 @@ class Keeping(EchoServer):
         super().__init__()
         self.requests: list[Command] = []
 
-    def received(self, peer: Peer, command: Command) -> None:
-        self.requests.append(command)
-        super().received(peer, command)
+    def received(self, peer: Peer, frames: deque[Frame]) -> None:
+        self.requests.append(decode_command(frames[0]))
+        super().received(peer, frames)
 
 
 @pytest.fixture

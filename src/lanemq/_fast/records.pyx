@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=True, wraparound=False, binding=False
 """Twins for stored records: sealing them, finding them in a pull's body, proving them, and their index entries.
 
-The references are in `wire/record.py`, `wire/batch.py`, `wire/stamp_runs.py`, `log/appender.py`, `log/queue_index.py`,
+The references are in `wire/record.py`, `wire/batch.py`, `wire/stamp_runs.py`, `log/appender.py`,
 `log/reading.py` and `log/record_bytes.py`, with what everything means.
 Every length is compared with what is left before a byte is read: the bytes are not trusted.
 """
@@ -96,44 +96,6 @@ cdef bytes _seal(tuple item, bytes topic, Py_ssize_t topic_size, int64_t queue_i
     return _seal_one(<object>PyTuple_GET_ITEM(item, 0), <object>PyTuple_GET_ITEM(item, 1), flag, sys_flag, born,
                      reconsumed, topic, topic_size, queue_id, queue_offset, position, born_host, store_timestamp,
                      store_host)
-
-
-def seal_columns(columns, bytes topic not None, int64_t queue_id, int64_t queue_offset, int64_t position,
-                 bytes born_host not None, int64_t store_timestamp, bytes store_host not None):
-    """Twin of `wire.batch.seal_columns`."""
-    records = None
-    try:
-        records = _seal_columns(columns.bodies, columns.properties, columns.flags, columns.born, columns.sys_flag,
-                                columns.reconsume_times, topic, queue_id, queue_offset, position, born_host,
-                                store_timestamp, store_host)
-    except (OverflowError, TypeError):
-        records = None
-    if records is None:
-        return references["seal_columns"](
-            columns, topic, queue_id, queue_offset, position, born_host, store_timestamp, store_host
-        )
-    return records
-
-
-cdef list _seal_columns(list bodies, list properties, list flags, list born, int64_t sys_flag, int64_t reconsumed,
-                        bytes topic, int64_t queue_id, int64_t queue_offset, int64_t position, bytes born_host,
-                        int64_t store_timestamp, bytes store_host):
-    """None for what the reference has to look at."""
-    cdef Py_ssize_t count = len(bodies), topic_size = PyBytes_GET_SIZE(topic), i
-    cdef list records = []
-    cdef bytes record
-    if (not count or len(properties) != count or len(flags) != count or len(born) != count or topic_size > MAX_TOPIC
-            or PyBytes_GET_SIZE(born_host) != 8 or PyBytes_GET_SIZE(store_host) != 8 or not _is_int(queue_id)):
-        return None
-    for i in range(count):
-        record = _seal_one(bodies[i], properties[i], flags[i], sys_flag, born[i], reconsumed, topic, topic_size,
-                           queue_id, queue_offset, position, born_host, store_timestamp, store_host)
-        if record is None:
-            return None
-        records.append(record)
-        queue_offset += 1
-        position += PyBytes_GET_SIZE(record)
-    return records
 
 
 cdef bytes _seal_one(object body, object properties, int64_t flag, int64_t sys_flag, int64_t born, int64_t reconsumed,
@@ -300,45 +262,22 @@ cdef bint _may_lie_there(Bytes record, Py_ssize_t size, Py_ssize_t magic_at, int
     return there <= 0 or memcmp(record + magic_at + 24, expected, 8 if there > 8 else there) == 0
 
 
-def pack_entries(offset, positions, sizes, tag_codes):
-    """Twin of `log.queue_index.pack_entries`."""
+def entries_of(bytes records not None, offset, int64_t position, tag_codes):
+    """Twin of `log.appender.entries_of`."""
     packed = None
-    if type(positions) is list and type(sizes) is list and type(tag_codes) is list:
+    if tag_codes is None or type(tag_codes) is list:
         try:
-            packed = _pack_entries(offset & 0xFFFFFFFF, positions, sizes, tag_codes)
+            packed = _entries_of(records, offset & 0xFFFFFFFF, position, tag_codes)
         except (OverflowError, TypeError):
             packed = None
-    return references["pack_entries"](offset, positions, sizes, tag_codes) if packed is None else packed
+    return references["entries_of"](records, offset, position, tag_codes) if packed is None else packed
 
 
-cdef bytes _pack_entries(uint32_t offset, list positions, list sizes, list tag_codes):
-    cdef Py_ssize_t count = PyList_GET_SIZE(positions), i
-    cdef int64_t size, tag_code, position
-    if PyList_GET_SIZE(sizes) != count or PyList_GET_SIZE(tag_codes) != count:
-        return None
-    cdef bytes packed = PyBytes_FromStringAndSize(NULL, count * ENTRY)
-    cdef unsigned char *at = <unsigned char *>PyBytes_AS_STRING(packed)
-    for i in range(count):
-        position, size, tag_code = positions[i], sizes[i], tag_codes[i]
-        if not (_is_int(size) and _is_int(tag_code)):
-            return None
-        lane_put64(at, <uint64_t>position)
-        lane_put32(at + 8, <uint32_t>size)
-        lane_put32(at + 12, <uint32_t>tag_code)
-        lane_put32(at + 16, lane_crc(at, 16, offset + <uint32_t>i))
-        at += ENTRY
-    return packed
-
-
-def entries_of(bytes records not None, offset, int64_t position):
-    """Twin of `log.appender.entries_of`."""
-    packed = _entries_of(records, offset & 0xFFFFFFFF, position)
-    return references["entries_of"](records, offset, position) if packed is None else packed
-
-
-cdef bytes _entries_of(bytes records, uint32_t offset, int64_t position):
+cdef bytes _entries_of(bytes records, uint32_t offset, int64_t position, list tag_codes):
+    """None for what the reference has to look at."""
     cdef Bytes whole = <Bytes>PyBytes_AS_STRING(records)
-    cdef Py_ssize_t at = 0, end = PyBytes_GET_SIZE(records), count = 0
+    cdef Py_ssize_t at = 0, end = PyBytes_GET_SIZE(records), count = 0, i
+    cdef int64_t tag_code = 0
     cdef int32_t size
     while at + SMALLEST <= end:
         size = <int32_t>lane_get32(whole + at)
@@ -346,18 +285,21 @@ cdef bytes _entries_of(bytes records, uint32_t offset, int64_t position):
             return None
         at += size
         count += 1
-    if at != end:
+    if at != end or not (tag_codes is None or PyList_GET_SIZE(tag_codes) == count):
         return None
     cdef bytes packed = PyBytes_FromStringAndSize(NULL, count * ENTRY)
     cdef unsigned char *to = <unsigned char *>PyBytes_AS_STRING(packed)
     at = 0
-    while at < end:
+    for i in range(count):
+        if tag_codes is not None:
+            tag_code = tag_codes[i]
+            if not _is_int(tag_code):
+                return None
         size = <int32_t>lane_get32(whole + at)
         lane_put64(to, <uint64_t>(position + at))
         lane_put32(to + 8, <uint32_t>size)
-        lane_put32(to + 12, 0)
-        lane_put32(to + 16, lane_crc(to, 16, offset))
-        offset += 1
+        lane_put32(to + 12, <uint32_t>tag_code)
+        lane_put32(to + 16, lane_crc(to, 16, offset + <uint32_t>i))
         at += size
         to += ENTRY
     return packed
@@ -683,11 +625,9 @@ TWINS = {
     "log.record_bytes.index_runs": index_runs,
     "log.record_bytes.hides_record": hides_record,
     "wire.record.seal_records": seal_records,
-    "wire.batch.seal_columns": seal_columns,
     "wire.batch.seal_batch": seal_batch,
     "log.appender.entries_of": entries_of,
     "wire.record.record_starts": record_starts,
-    "log.queue_index.pack_entries": pack_entries,
     "log.reading.adjacent_runs": adjacent_runs,
     "log.reading.is_intact": is_intact,
     "log.reading.verify": verify,

@@ -1,20 +1,19 @@
 # cython: language_level=3, boundscheck=True, wraparound=False, binding=False
-"""Twins for single sends: reading a burst of them, encoding its replies, and reading one that comes alone.
+"""Twins for single sends: reading those that arrive together, and encoding their replies.
 
-The references are in `wire/send_bursts.py` and `wire/single_sends.py`, with what everything means. The references read the
-first send. The headers of the others must be equal to the first except for a few values, so no JSON has to be parsed here.
+The references are in `wire/sends.py`, with what everything means. The reference reads the first send. The headers of the
+others must be equal to the first except for three values, so no JSON has to be parsed here.
 """
 
 include "guard.pxi"
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from cpython.list cimport PyList_GET_SIZE
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
-from libc.string cimport memchr, memcmp, memcpy
+from libc.string cimport memcmp, memcpy
 
-from lanemq._fast.bytes cimport lane_get32, lane_put32
+from lanemq._fast.bytes cimport lane_put32
 
 
 cdef enum:
@@ -33,7 +32,7 @@ cdef struct Span:
     Py_ssize_t end
 
 
-# bursts of single sends
+# reading
 
 
 cdef struct Shape:
@@ -52,36 +51,34 @@ cdef unsigned char _scratch[MAX_HEADER]
 # The properties of one send between reading and copying them; guarded by the interpreter's lock.
 
 
-def read_sends(list frames not None, Py_ssize_t start):
-    """Twin of `wire.send_bursts.read_sends`: the reference reads the first send, the others are compared with it."""
-    first = references["read_sends"](frames[start:start + 1], 0)
-    if first is None or len(frames) - start < 2:
+def read_sends(frames, Py_ssize_t most):
+    """Twin of `wire.sends.read_sends`: the reference reads the first send, the others are compared with it."""
+    first = references["read_sends"](frames, 1)
+    if first is None or most < 2 or len(frames) < 2:
         return first
-    known = _read_alike(frames, start, first, _scratch)
-    return references["read_sends"](frames, start) if known is None else known
+    return _read_alike(frames, min(<Py_ssize_t>len(frames), most), first) or references["read_sends"](frames, most)
 
 
-cdef object _read_alike(list frames, Py_ssize_t start, object first, unsigned char *scratch):
-    """The burst, or None if the first header has an unusual form."""
+cdef object _read_alike(object frames, Py_ssize_t end, object first):
+    """The sends, or None if the first header has an unusual form."""
     cdef Shape shape
-    cdef bytes model = frames[start][1], header
-    cdef Bytes text
+    cdef bytes model = frames[0][1], header
     cdef int64_t opaque = 0, born = 0
     cdef Py_ssize_t i, length
     if PyBytes_GET_SIZE(model) > MAX_HEADER or not _find_shape(model, &shape):
         return None
     cdef list opaques = first[1], bodies = first[2], properties = first[3], borns = first[4]
-    for i in range(start + 1, PyList_GET_SIZE(frames)):
+    for i in range(1, end):
         kind, part, body = frames[i]
         if kind != 0 or type(part) is not bytes or PyBytes_GET_SIZE(part) > MAX_HEADER:
             break
         header = part
-        length = _compare(model, header, &shape, scratch, &opaque, &born)
+        length = _compare(model, header, &shape, _scratch, &opaque, &born)
         if length < 0:
             break
         opaques.append(opaque)
         bodies.append(body)
-        properties.append(PyBytes_FromStringAndSize(<char *>scratch, length))
+        properties.append(PyBytes_FromStringAndSize(<char *>_scratch, length))
         borns.append(born)
     return first
 
@@ -283,126 +280,11 @@ cdef Py_ssize_t _skip_value(Bytes text, Py_ssize_t at, Py_ssize_t end, int name,
     return at
 
 
-# sends that come alone
-
-
-cdef enum:
-    ALONE_OPAQUE = 0
-    ALONE_QUEUE = 1
-    ALONE_BORN = 2
-    ALONE_PROPERTIES = 3
-    STAMP_NAME = 11
-    INT32_LIMIT = 0x7FFFFFFF
-
-
-def read_alike(data, tuple shape not None):
-    """Twin of `wire.single_sends.read_alike`."""
-    if type(data) is not bytes:
-        return references["read_alike"](data, shape)
-    return _read_alone(data, shape[0], shape[1], shape[2], _scratch)
-
-
-cdef tuple _read_alone(bytes data, bytes model, tuple spans, bytes prefix, unsigned char *scratch):
-    cdef Bytes whole = <Bytes>PyBytes_AS_STRING(data), mine = <Bytes>PyBytes_AS_STRING(model), other
-    cdef Py_ssize_t size = PyBytes_GET_SIZE(data), model_end = PyBytes_GET_SIZE(model)
-    cdef Py_ssize_t at = 0, model_at = 0, end, start, stop, length = 0, same
-    cdef int64_t[3] numbers = [0, 0, 0]
-    cdef int64_t sequence
-    cdef int place, name, tagged
-    if size < 8:
-        return None
-    end = lane_get32(whole + 4)
-    if <int64_t>lane_get32(whole) + 4 != size or end > MAX_HEADER or 8 + end > size or len(spans) != 12:
-        return None
-    other = whole + 8
-    for place in range(0, 12, 3):
-        name, start = spans[place], spans[place + 1]
-        same = start - model_at
-        if same < 0 or start > model_end or end - at < same or memcmp(mine + model_at, other + at, same):
-            return None
-        at += same
-        if name == ALONE_PROPERTIES:
-            stop = _unescape(other, at, end, scratch, &length)
-        elif 0 <= name < ALONE_PROPERTIES:
-            stop = _number(other, at, end, &numbers[name])
-        else:
-            return None
-        if stop < 0:
-            return None
-        at, model_at = stop, spans[place + 2]
-    if model_at > model_end or end - at != model_end - model_at or memcmp(mine + model_at, other + at, end - at):
-        return None
-    if numbers[ALONE_OPAQUE] > INT32_LIMIT or numbers[ALONE_QUEUE] > INT32_LIMIT:
-        return None
-    sequence = _sequence(scratch, length, <Bytes>PyBytes_AS_STRING(prefix), PyBytes_GET_SIZE(prefix))
-    tagged = _maybe_tagged(scratch, length)
-    if sequence < -1 or tagged < 0:
-        return None
-    return (
-        numbers[ALONE_OPAQUE],
-        numbers[ALONE_QUEUE],
-        numbers[ALONE_BORN],
-        PyBytes_FromStringAndSize(<char *>scratch, length),
-        PyBytes_FromStringAndSize(<char *>whole + 8 + end, size - 8 - end),
-        sequence,
-        tagged == 1,
-    )
-
-
-cdef int64_t _sequence(Bytes text, Py_ssize_t size, Bytes prefix, Py_ssize_t prefix_size) noexcept:
-    """The sequence number behind the prefix, -1 for a message without a stamp; -2 for anything else."""
-    cdef Py_ssize_t start = size - 1
-    cdef int64_t number = 0
-    cdef Bytes found = text
-    if not prefix_size:
-        while size - (found - text) >= STAMP_NAME:
-            found = <Bytes>memchr(found, b"L", size - (found - text) - STAMP_NAME + 1)
-            if found == NULL:
-                return -1
-            if not memcmp(found, b"LANE_STAMP\x01", STAMP_NAME):
-                return -2
-            found += 1
-        return -1
-    if size < 1 or text[size - 1] != 2:
-        return -2
-    while start > 0 and DIGIT <= text[start - 1] <= DIGIT + 9:
-        start -= 1
-    if _number(text, start, size - 1, &number) != size - 1:
-        return -2
-    if start < prefix_size or memcmp(text + start - prefix_size, prefix, prefix_size):
-        return -2
-    return number
-
-
-cdef int _maybe_tagged(Bytes text, Py_ssize_t size) noexcept:
-    """1 if a name ends as that of a tag, 0 if none does; -1 if one asks for something special."""
-    cdef Bytes entry = text
-    cdef Bytes end = text + size
-    cdef Bytes at = text
-    cdef Py_ssize_t before
-    cdef int tagged = 0
-    while at < end:
-        if at[0] == 2:
-            entry = at + 1
-        elif at[0] == 1:
-            before = at - text
-            if at - entry >= 6 and not memcmp(entry, b"TIMER_", 6):
-                return -1
-            if before >= 5 and not memcmp(at - 5, b"DELAY", 5):
-                return -1
-            if before >= 15 and not memcmp(at - 15, b"REPLY_TO_CLIENT", 15):
-                return -1
-            if before >= 4 and not memcmp(at - 4, b"TAGS", 4):
-                tagged = 1
-        at += 1
-    return tagged
-
-
 # replies
 
 
 def encode_send_answers(opaques, prefix, positions, queue_id, first_offset, stored):
-    """Twin of `wire.send_bursts.encode_send_answers`."""
+    """Twin of `wire.sends.encode_send_answers`."""
     cdef bytes before, after
     if (type(opaques) is not list or type(positions) is not list or len(opaques) != len(positions)
             or not prefix.isascii() or not prefix.isalnum() or not stored.isascii() or not stored.isalnum()
@@ -461,7 +343,6 @@ cdef inline unsigned char *_put_number(unsigned char *at, int64_t number) noexce
 
 
 TWINS = {
-    "wire.send_bursts.read_sends": read_sends,
-    "wire.send_bursts.encode_send_answers": encode_send_answers,
-    "wire.single_sends.read_alike": read_alike,
+    "wire.sends.read_sends": read_sends,
+    "wire.sends.encode_send_answers": encode_send_answers,
 }

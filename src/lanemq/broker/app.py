@@ -32,8 +32,7 @@ from lanemq.broker.handlers.replies import ReplyHandler
 from lanemq.broker.handlers.resets import ResetHandler
 from lanemq.broker.handlers.retries import RetryHandler
 from lanemq.broker.handlers.routes import RouteHandler
-from lanemq.broker.handlers.send import SendBursts, SendHandler
-from lanemq.broker.handlers.single_sends import SingleSends
+from lanemq.broker.handlers.send import SendHandler
 from lanemq.broker.handlers.stats import StatsHandler
 from lanemq.broker.handlers.topics import TopicHandler
 from lanemq.broker.housekeeping import Housekeeping
@@ -64,9 +63,9 @@ from lanemq.model.units import to_millis
 from lanemq.net.address import Address
 from lanemq.net.descriptors import DescriptorReserve
 from lanemq.net.loop_slices import LoopSlices
+from lanemq.net.outbox import Outbox
 from lanemq.net.server import ConnectionLimits, Listener, Server
 from lanemq.net.server_tls import TlsDetector
-from lanemq.net.unwritten_replies import UnwrittenReplies
 from lanemq.wire.record import RecordView, pack_host
 
 if TYPE_CHECKING:
@@ -206,9 +205,9 @@ class Broker:
     ) -> "Running":
         parts = self._new_parts(store, threads, recording, tables)
         figures, answers = Figures(parts), LongAnswers(parts.slices, parts.clock)
-        pull, groups = PullHandler(parts), GroupHandler(parts, answers)
+        send, pull, groups = SendHandler(parts), PullHandler(parts), GroupHandler(parts, answers)
         handlers = (
-            SendHandler(parts),
+            send,
             pull,
             LockHandler(parts, answers),
             OffsetHandler(parts),
@@ -228,9 +227,9 @@ class Broker:
         refusals = parts.counters.refusals
         dispatch = Dispatch(served, parts.notices.answered, refusals, ADMINISTRATIVE, audit.watched, self._clock)
         guard = None if self.options.users is None else self._new_guard(dispatch, parts, audit)
-        guarded = dispatch if guard is None else guard
-        connections = Connections(parts, guarded, pull, groups)
-        server = self._new_server(parts, connections, SendBursts(parts, dispatch), SingleSends(parts))
+        store_sends = send.store_sends if guard is None else None
+        connections = Connections(parts, dispatch if guard is None else guard, store_sends, pull, groups)
+        server = self._new_server(parts, connections)
         checkpoints = Checkpoints(
             self.options,
             self._clock,
@@ -262,7 +261,7 @@ class Broker:
         advertised = Address(options.advertised_host, self.address.port)
         polls: LongPolls[HeldPull] = LongPolls()
         loop = asyncio.get_running_loop()
-        slices, unwritten = LoopSlices(loop, nanoseconds_of(clock)), UnwrittenReplies(loop)
+        slices, outbox = LoopSlices(loop, nanoseconds_of(clock)), Outbox(loop)
         waking = Waking(polls, slices)
         counters, topic_rows = Counters(), TopicRows(store.state, threads.rows)
         group_commit = GroupCommit(
@@ -273,7 +272,7 @@ class Broker:
             options.max_pending_bytes,
             rows=topic_rows,
             refusals=counters.refusals,
-            on_answered=unwritten.write,
+            outbox=outbox,
             on_arrivals=waking.arrived,
             on_undone=partial(undo_stamps, tables.producers),
         )
@@ -288,7 +287,7 @@ class Broker:
             row_thread=threads.rows,
             search_thread=threads.search,
             group_commit=group_commit,
-            unwritten=unwritten,
+            outbox=outbox,
             slices=slices,
             notices=Notices(members, slices),
             advertised=advertised,
@@ -351,20 +350,15 @@ class Broker:
         """Simulations override this with one that needs no socket."""
         return Listener(self.options.listen)
 
-    def _new_server(
-        self, parts: BrokerContext, connections: Connections, bursts: SendBursts, singles: SingleSends
-    ) -> Server:
+    def _new_server(self, parts: BrokerContext, connections: Connections) -> Server:
         """Simulations override this with one on a simulated network."""
-        open_to_all = self.options.users is None  # otherwise every request must be checked
         return Server(
             connections,
             limits=self._connection_limits(parts.reserve),
             refusals=parts.counters.refusals,
             joining=parts.counters.joining,
-            together=bursts.take if open_to_all else None,
-            alone=singles.take if open_to_all else None,
             reads=parts.group_commit,
-            unwritten=parts.unwritten,
+            outbox=parts.outbox,
             tls_detector=parts.tls,
         )
 

@@ -1,6 +1,7 @@
-"""What the server calls: a client has connected, sent a command, or is gone."""
+"""What the server calls: a client has connected, sent requests, or is gone."""
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 
 from lanemq.broker.context import BrokerContext
 from lanemq.broker.dispatch import Handler
@@ -10,19 +11,38 @@ from lanemq.broker.handlers.pull import PullHandler
 from lanemq.core.brokering.lock_table import DISCONNECT_GRACE_MS
 from lanemq.core.brokering.membership import ConnectionId
 from lanemq.net.peer import Peer
+from lanemq.wire.command import Frame, decode_command
+
+StoreSends = Callable[[Peer, deque[Frame]], bool]
+"""Stores the sends with which the frames begin, and removes them; False if they begin with something else."""
 
 
 class Connections:
-    """The connections of a broker. `received` handles commands: the dispatch, behind a guard if there are users."""
+    """The connections of a broker."""
 
-    def __init__(self, parts: BrokerContext, received: Handler, pull: PullHandler, groups: GroupHandler) -> None:
-        self.received = received
+    def __init__(
+        self,
+        parts: BrokerContext,
+        handle: Handler,
+        store_sends: StoreSends | None,
+        pull: PullHandler,
+        groups: GroupHandler,
+    ) -> None:
+        """`handle` is the dispatch, behind a guard if there are users. `store_sends` is None then: each request must be
+        checked."""
+        self._handle = handle
+        self._store_sends = store_sends
         self._parts = parts
         self._pull = pull
         self._groups = groups
 
     def connected(self, peer: Peer) -> None:
         self._parts.notices.connected(peer)
+
+    def received(self, peer: Peer, frames: deque[Frame]) -> None:
+        """Handle the first request, or the sends that can be stored together."""
+        if self._store_sends is None or not self._store_sends(peer, frames):
+            self._handle(peer, decode_command(frames.popleft()))
 
     def closed(self, peer: Peer) -> None:
         parts, connection = self._parts, ConnectionId(peer.number)

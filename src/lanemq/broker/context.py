@@ -34,9 +34,9 @@ from lanemq.model.figures import Distribution
 from lanemq.net.address import Address
 from lanemq.net.descriptors import DescriptorReserve
 from lanemq.net.loop_slices import LoopSlices
+from lanemq.net.outbox import Outbox
 from lanemq.net.server import Joining
 from lanemq.net.server_tls import TlsDetector
-from lanemq.net.unwritten_replies import UnwrittenReplies
 from lanemq.wire.route_bodies import SubscriptionGroupConfig
 
 
@@ -90,7 +90,7 @@ class BrokerContext:
     search_thread: DiskThread
     """For searches by key: they take long, and must not delay what the others write."""
     group_commit: GroupCommit
-    unwritten: UnwrittenReplies
+    outbox: Outbox
     slices: LoopSlices
     """For work that would hold the event loop for long."""
     notices: Notices

@@ -14,24 +14,24 @@ of the log thread.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import NamedTuple, TypeAlias, overload
 
 from lanemq._fast import compiled
 from lanemq.log.commit_log import CommitLog
 from lanemq.log.options import StoreOptions
-from lanemq.log.queue_index import QueueIndex, QueueTable, pack_entries, pack_entry
+from lanemq.log.queue_index import QueueIndex, QueueTable, pack_entry
 from lanemq.log.record_bytes import hides_record
 from lanemq.model.errors import StorageError, WriteFailed
 from lanemq.model.units import Millis
-from lanemq.wire.batch import PlainBatch, RecordColumns, seal_batch, seal_columns
+from lanemq.wire.batch import PlainBatch, seal_batch
 from lanemq.wire.record import NO_HOST, record_starts, seal_records
 
 RecordParts: TypeAlias = tuple[bytes, bytes, int, int, int, int, int]
 """The fields of a `NewRecord` as a plain tuple, which is cheaper: a broker makes hundreds of thousands a second."""
 
-NewRecords: TypeAlias = Sequence[RecordParts] | RecordColumns | PlainBatch
-"""The records of one `stage` call: one by one, as columns if they share most fields, or as a batch arrived."""
+NewRecords: TypeAlias = Sequence[RecordParts] | PlainBatch
+"""The records of one `stage` call: one by one, or as a batch arrived."""
 
 
 class NewRecord(NamedTuple):
@@ -66,6 +66,7 @@ class Arrival(NamedTuple):
 
 
 _FIRST = slice(None, 1)
+_UNTAGGED = (0,)
 
 
 class Positions(Sequence[int]):
@@ -105,11 +106,15 @@ def records_in(piece: bytes) -> list[bytes]:
 
 
 @compiled
-def entries_of(records: bytes, offset: int, position: int) -> bytes:
-    """The index entries of records in one piece, which have no tags."""
+def entries_of(records: bytes, offset: int, position: int, tag_codes: list[int] | None) -> bytes:
+    """The index entries of records in one piece. `tag_codes` has one for each; None: no record has a tag."""
     starts = record_starts(records)
-    sizes = [end - start for start, end in pairwise((*starts, len(records)))]
-    return pack_entries(offset, [position + start for start in starts], sizes, [0] * len(starts))
+    ends = (*starts[1:], len(records))
+    codes = tag_codes or [0] * len(starts)
+    facts = zip(starts, ends, codes, strict=True)
+    return b"".join(
+        [pack_entry(at, position + start, end - start, code) for at, (start, end, code) in enumerate(facts, offset)]
+    )
 
 
 class HiddenRecord(StorageError):
@@ -205,102 +210,32 @@ class Appender:
         first, position = queue.staged_end, self._pending.end
         place = queue.topic_bytes, queue_id, first, position, born_host, store_time, store_host
         if isinstance(items, PlainBatch):
-            piece = seal_batch(items, *place)
-            _refuse_hidden(piece, position)
-            return self._stage_batch(queue, piece, len(items), store_time)
-        if isinstance(items, RecordColumns):
-            records, tag_codes = seal_columns(items, *place), items.tag_codes
+            piece, tag_codes = seal_batch(items, *place), None
         else:
             records, tag_codes = seal_records(items, *place), [item[2] for item in items]
-        _refuse_hidden(records[0] if len(records) == 1 else b"".join(records), position)
+            piece = records[0] if len(records) == 1 else b"".join(records)
+        _refuse_hidden(piece, position)
+        self._place(piece)
         batch = self._pending.queues.get(queue) or self._pending.queues.setdefault(queue, QueueBatch())
-        if len(records) == 1:
-            size, tag_code = len(records[0]), tag_codes[0]
-            positions = [position]
-            self._place(records[0], size)
-            batch.entries.append(pack_entry(first, position, size, tag_code))
-            batch.tag_codes.add(tag_code)
-        else:
-            sizes = list(map(len, records))
-            positions = list(accumulate(sizes[:-1], initial=position))
-            self._place_all(records, sizes)
-            batch.entries.append(pack_entries(first, positions, sizes, tag_codes))
-            batch.tag_codes.update(tag_codes)
-        queue.staged_end += len(records)
-        return Staged(first, positions, store_time, self._pending.end - position)
-
-    def store_one(
-        self, queue: QueueIndex, item: RecordParts, *, store_time: int, born_host: bytes, store_host: bytes
-    ) -> Staged | None:
-        """On the loop, without `durable`: stage, flush and publish one record in one step.
-
-        None if it must be staged as usual, because other records are staged, a new file begins, or `stage` refuses it;
-        nothing was done then. If the write fails, raises the error of `flush`; the record is staged then, for the
-        caller to take it.
-        """
-        pending, segments, limit = self._pending, self._log.segments, self._options.segment_bytes
-        if self.failed is not None or not segments or pending.end != pending.start or queue.end != queue.staged_end:
-            return None
-        segment, position, offset = segments[-1], pending.end, queue.end
-        if segment.start != self._segment:
-            return None
-        store_time = max(store_time, self.last_store_time)
-        place = queue.topic_bytes, queue.queue_id, offset, position, born_host, store_time, store_host
-        record = seal_records((item,), *place)[0]
-        size = len(record)
-        if segment.size + size > limit or hides_record(record, position):
-            return None
-        try:
-            self._log.append_one(segment, record)
-        except StorageError as error:
-            self.stage(
-                queue.topic, queue.queue_id, (item,), store_time=store_time, born_host=born_host, store_host=store_host
-            )
-            if isinstance(error, WriteFailed):
-                self.failed = error
-            raise
-        if segment.size > limit // 2:
-            self._log.prepare_next()
-        self.last_store_time = store_time
-        pending.start = pending.end = self.published = position + size
-        queue.staged_end += 1
-        self._queues.publish(queue, pack_entry(offset, position, size, item[2]))
-        return Staged(offset, (position,), store_time, size)
-
-    def _stage_batch(self, queue: QueueIndex, records: bytes, count: int, store_time: int) -> Staged:
-        """Stage sealed records without tags, which are in one piece."""
-        first, position = queue.staged_end, self._pending.end
-        batch = self._pending.queues.get(queue) or self._pending.queues.setdefault(queue, QueueBatch())
-        end = position + len(records)
-        if end - self._segment <= self._options.segment_bytes:
-            self._part().append(records)
-            self._pending.end = end
-        else:
-            for record in records_in(records):
-                self._place(record, len(record))
-        batch.entries.append(entries_of(records, first, position))
-        batch.tag_codes.add(0)
+        batch.entries.append(entries_of(piece, first, position, tag_codes))
+        batch.tag_codes.update(tag_codes or _UNTAGGED)
+        count = len(items)
         queue.staged_end += count
-        return Staged(first, Positions(records, position, count), store_time, len(records))
+        positions = [position] if count == 1 else Positions(piece, position, count)
+        return Staged(first, positions, store_time, len(piece))
 
-    def _place_all(self, records: list[bytes], sizes: list[int]) -> None:
-        """As `_place` for each record, in one step where all of them fit into the segment."""
-        end = self._pending.end + sum(sizes)
-        if end - self._segment <= self._options.segment_bytes:
-            self._part().extend(records)
-            self._pending.end = end
-        else:
-            for record, size in zip(records, sizes, strict=True):
-                self._place(record, size)
-
-    def _place(self, record: bytes, size: int) -> None:
-        """Put a record after the last one; start a new segment if the current one would grow too large."""
-        pending = self._pending
-        position = pending.end
-        if position + size - self._segment > self._options.segment_bytes and position > self._segment:
-            self._segment = position
-        self._part().append(record)
-        pending.end = position + size
+    def _place(self, piece: bytes) -> None:
+        """Put records after the last one; start a new segment where the current one would grow too large."""
+        pending, limit = self._pending, self._options.segment_bytes
+        if pending.end + len(piece) - self._segment <= limit:
+            self._part().append(piece)
+            pending.end += len(piece)
+            return
+        for record in records_in(piece):
+            if pending.end + len(record) - self._segment > limit and pending.end > self._segment:
+                self._segment = pending.end
+            self._part().append(record)
+            pending.end += len(record)
 
     def _part(self) -> list[bytes]:
         """The pending records of the current segment."""
@@ -308,10 +243,6 @@ class Appender:
         if not parts or parts[-1][0] != self._segment:
             parts.append((self._segment, []))
         return parts[-1][1]
-
-    def find_queue(self, topic: str, queue_id: int) -> QueueIndex | None:
-        """The queue, if it has stored anything."""
-        return self._queues.find(topic, queue_id)
 
     def take_pending(self) -> Pending:
         """Hand over what was staged. The caller flushes and publishes in the order of taking."""

@@ -144,13 +144,6 @@ class CommitLog:
         except OSError as error:
             raise self._refusal(position, error) from error
 
-    def append_one(self, last: Segment, record: bytes) -> None:
-        """As `append`, for one record that goes to the end of `last`, the newest segment."""
-        try:
-            self._write(last, bytearray(record) if self._synced == last.start + last.size else record)
-        except OSError as error:
-            raise self._refusal(last.end, error) from error
-
     def _refusal(self, position: int, error: OSError) -> StorageError:
         """The error of an append at `position` that failed. What can be undone is undone."""
         if error.errno in NO_SPACE:

@@ -20,11 +20,10 @@ import errno
 import struct
 import zlib
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from lanemq._fast import compiled
 from lanemq.log.commit_log import CommitLog
 from lanemq.log.filesystem import NO_DESCRIPTORS, Disk, write_fully
 from lanemq.log.state.database import QueueRow
@@ -121,17 +120,6 @@ class QueueIndex:
 def pack_entry(offset: int, position: int, size: int, tag_code: int) -> bytes:
     facts = _FACTS.pack(position, size, tag_code)
     return facts + _CHECK.pack(zlib.crc32(facts, offset & 0xFFFFFFFF))
-
-
-@compiled
-def pack_entries(offset: int, positions: Sequence[int], sizes: Sequence[int], tag_codes: Sequence[int]) -> bytes:
-    """Entries of records with consecutive offsets."""
-    first = offset & 0xFFFFFFFF
-    offsets: Sequence[int] = range(first, first + len(positions))
-    if offsets and offsets[-1] > 0xFFFFFFFF:
-        offsets = [at & 0xFFFFFFFF for at in offsets]
-    checks = map(zlib.crc32, map(_FACTS.pack, positions, sizes, tag_codes), offsets)
-    return b"".join(map(ENTRY.pack, positions, sizes, tag_codes, checks))
 
 
 def unpack_entries(data: bytes) -> list[Entry]:

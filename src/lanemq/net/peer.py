@@ -1,8 +1,8 @@
-"""One client's connection, as the broker sees it: reads frames, passes requests to a dispatcher, writes replies.
+"""One client's connection, as the broker sees it: reads frames, passes them to a dispatcher, writes replies.
 
 It is an asyncio protocol, not streams: one read of the socket may hold hundreds of requests, and their replies leave in
-one write, at the end of the read or of the loop iteration. Handlers run in the read callback itself, for one slice
-(`net/loop_slices`); what is left waits for the next one. A handler that must wait (a durable send, a long poll) keeps
+one write (`net/outbox`). Handlers run in the read callback itself, for one slice (`net/loop_slices`); what is left
+waits for the next one. A handler that must wait (a durable send, a long poll) keeps
 the peer and replies later. There is no task, future or timer per request.
 """
 
@@ -10,25 +10,16 @@ import asyncio
 import itertools
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 from lanemq.model.errors import ProtocolError
 from lanemq.net.address import Address, origin_of
 from lanemq.net.loop_slices import LoopSlices, RecentCost
+from lanemq.net.outbox import Outbox
 from lanemq.net.rate_limited_log import RateLimitedLog
-from lanemq.net.receiving import received, space_for, take_shared
-from lanemq.net.unwritten_replies import UnwrittenReplies
+from lanemq.net.receiving import received, space_for
 from lanemq.wire.codes import ResponseCode
-from lanemq.wire.command import (
-    MAX_FRAME_BYTES,
-    BadHeader,
-    Command,
-    Frame,
-    FrameDecoder,
-    decode_command,
-    encode_response,
-)
+from lanemq.wire.command import MAX_FRAME_BYTES, BadHeader, Frame, FrameDecoder, encode_response
 from lanemq.wire.other_protocols import OtherProtocol
 
 log = logging.getLogger(__name__)
@@ -41,22 +32,14 @@ CROWDED_BYTES = 128 * 1024
 all peers take more than half of their limit."""
 
 FLUSH_BYTES = 1024 * 1024
-"""Replies above this together do not wait for the others of their read. Only what was written counts against the
-high-water mark, so a client that does not read costs the mark, this, and one reply."""
+"""Once unwritten replies exceed this size, they are written without waiting for the end of the step. Only what was
+written counts against the high-water mark, so a client that does not read costs the mark, this, and one reply."""
 
 JOINED_BYTES = 64 * 1024
 """Replies that are smaller than this together are joined: copying them costs less than a list of buffers."""
 
 CLOSE_SECONDS = 5.0
 """How long a closing connection may take to read its last replies before it is cut off."""
-
-Together = Callable[["Peer", deque[Frame]], int]
-"""Handles several frames together and returns how many; 0 if the first must be handled alone."""
-
-
-Alone = Callable[["Peer", bytes], bytes | None]
-"""Handles a read that is one request of a usual kind, and returns the reply; empty: it is sent already, or follows
-later. None if the read must be handled as any other; nothing was done then."""
 
 
 class Reads(Protocol):
@@ -83,7 +66,11 @@ class Dispatcher(Protocol):
 
     def connected(self, peer: "Peer", /) -> None: ...
 
-    def received(self, peer: "Peer", command: Command, /) -> None: ...
+    def received(self, peer: "Peer", frames: deque[Frame], /) -> None:
+        """Handles the first request, with those behind it that can be handled together with it, and removes them.
+
+        Raises `BadHeader` if it cannot be read.
+        """
 
     def closed(self, peer: "Peer", /) -> None: ...
 
@@ -93,11 +80,9 @@ class PeerServer(Protocol):
 
     loop: asyncio.AbstractEventLoop
     dispatcher: Dispatcher
-    together: Together | None
-    alone: Alone | None
     reads: Reads
     slices: LoopSlices
-    unwritten: UnwrittenReplies
+    outbox: Outbox
     max_frame_bytes: int
     other_protocols: RateLimitedLog
     """Warns about peers that speak another protocol."""
@@ -140,12 +125,6 @@ class Peer(asyncio.BufferedProtocol):
     """Bytes of replies since its last read began. Those of earlier reads do not count: a thousand small ones that were
     made later, as those of sends are, would look like a large one."""
 
-    senders: Sequence[Any] = ()
-    """For a handler of single requests: what it knows of those of this peer."""
-
-    left_alone = 0
-    """For the same: how many of the next reads it leaves to the others."""
-
     def __init__(self, server: "PeerServer", joining: asyncio.Task[None] | None = None) -> None:
         self.number = next(self._numbers)
         self.joining = joining
@@ -164,16 +143,12 @@ class Peer(asyncio.BufferedProtocol):
         self._server = server
         self._decoder = FrameDecoder(server.max_frame_bytes)
         self._unfinished = 0
-        self.singly = 0
-        """For a handler of several frames: how many of the next frames it leaves to be handled one by one."""
         self._transport: asyncio.Transport | None = None
         self._incoming: deque[Frame] = deque()
         self._outgoing: list[bytes] = []
         self._outgoing_bytes = 0
         self._closing = False
         self._stopped = False
-        self._reading = False
-        """True while a read is handled: replies queued during it are written at its end."""
         self._waits_for_slice = False
         self._held = False
         self._slices = 0
@@ -188,21 +163,14 @@ class Peer(asyncio.BufferedProtocol):
         return f"peer {self.number} at {self.remote}"
 
     def send(self, frame: bytes) -> None:
-        """Queues a frame, or its parts in turn; all that is queued in one read or one loop iteration leaves in one
-        write."""
-        if not self._outgoing and not self._reading:
-            self._server.unwritten.add(self._flush)
+        """Queues a frame, or its parts in turn; the outbox says when it is written."""
+        if not self._outgoing:
+            self._server.outbox.add(self._flush)
         self._outgoing.append(frame)
         self._outgoing_bytes += len(frame)
         self._answered += len(frame)
         if self._outgoing_bytes > CROWDED_BYTES and (self._outgoing_bytes > FLUSH_BYTES or self._server.crowded):
             self._flush()
-
-    def write(self, frame: bytes) -> None:
-        """Writes a frame at once, behind those that are queued."""
-        self._outgoing.append(frame)
-        self._outgoing_bytes += len(frame)
-        self._flush()
 
     def close(self, reason: str) -> None:
         """Closes the connection after queued bytes are written, or after `CLOSE_SECONDS`."""
@@ -296,42 +264,13 @@ class Peer(asyncio.BufferedProtocol):
         return space_for(self._decoder)
 
     def buffer_updated(self, nbytes: int) -> None:
-        if self._closing:
-            return
-        if self._decoder.body is not None:
+        if not self._closing:
             self._handle(nbytes, 0)
-        else:
-            self.data_received(take_shared(nbytes))
 
     def data_received(self, data: bytes) -> None:
         """As `buffer_updated`, for a transport that has the bytes already."""
-        if not self._closing and not self._handle_alone(data):
+        if not self._closing:
             self._handle(data, 0)
-
-    def _handle_alone(self, data: bytes) -> bool:
-        """Handles a read that is one request of a usual kind in one step; False if it was not such a one."""
-        server = self._server
-        if (
-            server.alone is None
-            or self._new
-            or self._long
-            or self._incoming
-            or self._outgoing
-            or self._waits_for_slice
-            or self._decoder.pending
-            or len(data) > server.max_frame_bytes
-            or self._waits
-            or self._cost.costly
-        ):
-            return False
-        reply = server.alone(self, data)
-        if reply is None:
-            return False
-        self._cost.add(len(reply))
-        self.last_seen = server.loop.time()
-        if reply:
-            self.write(reply)
-        return True
 
     def _take_slice(self, end: int) -> bool:
         """Handles requests that waited for a slice, until `end`; whether there are more."""
@@ -344,39 +283,35 @@ class Peer(asyncio.BufferedProtocol):
         """Handles what was read, and replies in one write. `read` is the bytes, or how many were written to the buffer;
         `end` is the end of the slice; 0: it begins now.
         """
-        reads, counts = self._server.reads, False
+        reads, worked = self._server.reads, False
         self._answered = 0
-        # A write for what was queued before is already scheduled.
-        self._reading = not self._outgoing
-        reads.begin()
-        try:
-            frames: list[Frame] = []
-            if read:
-                frames = received(self._decoder, read) if isinstance(read, int) else self._decoder.feed(read)
-            if frames:
-                # Not for the bytes of an unfinished frame: one byte a minute would keep a connection for ever.
-                self.last_seen = self._server.loop.time()
-                self.known = self.known or not self._server.needs_signature
-                self._incoming.extend(frames)
-            self._count_unfinished(begun=bool(frames))
-            if self._waits_for_slice:
-                pass  # TLS may pass on what it had read before
-            elif end or not (frames and self._must_wait):
-                counts = bool(frames or end)
-                self._work(end)
-            else:
-                self._wait_in_line()
-        except ProtocolError as error:
-            self._close_other_protocol(error)
-        finally:
+        with self._server.outbox:
+            reads.begin()
             try:
-                reads.end(self.number)
+                frames = self._receive(read) if read else None
+                if self._waits_for_slice:
+                    pass  # TLS may pass on what it had read before
+                elif end or not (frames and self._must_wait):
+                    worked = bool(frames or end)
+                    self._work(end)
+                else:
+                    self._wait_in_line()
+            except ProtocolError as error:
+                self._close_other_protocol(error)
             finally:
-                if self._reading:
-                    self._reading = False
-                    self._flush()
-                if counts:
-                    self._cost.add(self._answered)
+                reads.end(self.number)
+        if worked:
+            self._cost.add(self._answered)
+
+    def _receive(self, read: int | bytes) -> list[Frame]:
+        frames = received(self._decoder, read) if isinstance(read, int) else self._decoder.feed(read)
+        if frames:
+            # Not for the bytes of an unfinished frame: one byte a minute would keep a connection for ever.
+            self.last_seen = self._server.loop.time()
+            self.known = self.known or not self._server.needs_signature
+            self._incoming.extend(frames)
+        self._count_unfinished(begun=bool(frames))
+        return frames
 
     @property
     def _must_wait(self) -> bool:
@@ -388,22 +323,15 @@ class Peer(asyncio.BufferedProtocol):
     def _work(self, end: int = 0) -> None:
         """Handles received requests for a slice, as long as the peer reads its replies."""
         server, incoming = self._server, self._incoming
-        received, together, slices = server.dispatcher.received, server.together, server.slices
+        received, slices = server.dispatcher.received, server.slices
         is_first = not end
         if is_first and len(incoming) > 1:
             end = slices.end()
         while incoming and not self._waits:
-            if together is not None and len(incoming) > 1 and (taken := together(self, incoming)):
-                for _ in range(min(taken, len(incoming))):  # a peer that was closed in between has none left
-                    incoming.popleft()
-            else:
-                frame = incoming.popleft()
-                try:
-                    command = decode_command(frame)
-                except BadHeader as error:
-                    self._refuse(error)
-                else:
-                    received(self, command)
+            try:
+                received(self, incoming)
+            except BadHeader as error:
+                self._refuse(error)
             if incoming and slices.nanoseconds() >= end:
                 self._slices += 1
                 if is_first:

@@ -39,9 +39,4 @@ def space_for(decoder: FrameDecoder) -> memoryview:
 
 def received(decoder: FrameDecoder, count: int) -> list[Frame]:
     """The frames that are complete now that `count` bytes were written to `space_for`; raises what `feed` raises."""
-    return decoder.feed(take_shared(count)) if decoder.body is None else decoder.body_filled(count)
-
-
-def take_shared(count: int) -> bytes:
-    """A copy of `count` bytes that were written to `space_for`, if no large frame is being received."""
-    return bytes(_shared.view[:count])
+    return decoder.feed(bytes(_shared.view[:count])) if decoder.body is None else decoder.body_filled(count)

@@ -19,12 +19,12 @@ from lanemq.core.brokering.refusals import RefusalCounts, RefusalReason
 from lanemq.model.errors import RequestTimedOut, TlsFailed, TransportError
 from lanemq.net.address import Address, origin_of
 from lanemq.net.loop_slices import LoopSlices
-from lanemq.net.peer import Alone, Dispatcher, NoReads, Peer, Reads, Together
+from lanemq.net.outbox import Outbox
+from lanemq.net.peer import Dispatcher, NoReads, Peer, Reads
 from lanemq.net.rate_limited_log import RateLimitedLog
 from lanemq.net.server_tls import CLOSING_ALERT_SECONDS, TlsDetector
 from lanemq.net.unfinished_frames import UnfinishedFrames
 from lanemq.net.unsent_replies import UnsentReplies
-from lanemq.net.unwritten_replies import UnwrittenReplies
 from lanemq.wire.command import MAX_FRAME_BYTES
 
 log = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ class Listener:
 
 
 class Server:
-    """Accepts peers within its limits and passes their commands to the dispatcher."""
+    """Accepts peers within its limits and passes their requests to the dispatcher."""
 
     def __init__(
         self,
@@ -112,17 +112,13 @@ class Server:
         joining: Joining | None = None,
         max_frame_bytes: int = MAX_FRAME_BYTES,
         max_unfinished_bytes: int = MAX_UNFINISHED_BYTES,
-        together: Together | None = None,
-        alone: Alone | None = None,
         reads: Reads | None = None,
-        unwritten: UnwrittenReplies | None = None,
+        outbox: Outbox | None = None,
         tls_detector: TlsDetector | None = None,
         nanoseconds: Callable[[], int] | None = None,
     ) -> None:
         """`nanoseconds` measures the slices of the peers."""
         self.dispatcher = dispatcher
-        self.together = together
-        self.alone = alone
         self.reads: Reads = reads or NoReads()
         self.max_frame_bytes = max_frame_bytes
         self.unfinished: UnfinishedFrames[Peer] = UnfinishedFrames(max_unfinished_bytes)
@@ -130,7 +126,7 @@ class Server:
         self.unsent: UnsentReplies[Peer] = UnsentReplies(
             MAX_UNSENT_BYTES, lambda peer: peer.unsent, lambda peer: peer.origin, self.loop.time
         )
-        self.unwritten = unwritten or UnwrittenReplies(self.loop)
+        self.outbox = outbox or Outbox(self.loop)
         self.slices = LoopSlices(self.loop, nanoseconds or SystemClock().now_ns)
         self.peers: dict[Peer, None] = {}
         """In the order of connection, so that a simulated run can be repeated exactly."""

@@ -1,4 +1,4 @@
-"""Many messages at once: batch bodies, and the columns in which a broker seals them.
+"""Many messages at once: batch bodies, and how a broker seals them.
 
 A batch body holds several messages for one queue; topic, queue and times come from the request:
 
@@ -6,26 +6,18 @@ A batch body holds several messages for one queue; topic, queue and times come f
 
 A batch is taken whole or not at all, so every size must agree with every other before the first message is stored.
 
-The messages of a batch differ in bodies, properties and little else. Kept as columns, each step runs once for the whole
-batch instead of once per message. Invariant: `seal_columns` gives byte for byte the records that `seal_records` gives
-for the same messages one by one.
-
 Most batches need no look at single messages: our producers send them without tags and delays, with consecutive stamps.
 Such a batch stays in one piece (`PlainBatch`) until it is in the log.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from itertools import accumulate, count, repeat
-from operator import concat
+from dataclasses import dataclass
 from struct import Struct
 from typing import NamedTuple
-from zlib import crc32
 
 from lanemq._fast import compiled
 from lanemq.model.errors import RemoteProtocolError
-from lanemq.wire.properties import MAX_PROPERTIES_BYTES, count_stamped
-from lanemq.wire.record import HEAD_BYTES, MAGIC_V1, MAX_TOPIC_BYTES, OUR_FLAGS, refuse_tail
+from lanemq.wire.properties import count_stamped
+from lanemq.wire.record import seal_records
 
 BATCH_HEAD = Struct(">iiiii")
 """Total size, magic, CRC, flag, body length."""
@@ -147,41 +139,6 @@ def _damaged(position: int, end: int, what: str) -> RemoteProtocolError:
     return RemoteProtocolError(f"batch message at byte {position} of {end} makes no sense: {what}")
 
 
-_HEAD_FRONT = Struct(">iIiiiqq40s")
-"""Size, magic, body CRC, queue id, flag, queue offset, position, and the origin."""
-_HEAD_BACK = Struct(">iq8sq8si")
-"""Sys flag, born time, born host, store time, store host, reconsume times."""
-_CHECKSUM = Struct(">Q")
-_INT, _SHORT = Struct(">i"), Struct(">h")
-
-
-@dataclass(frozen=True, slots=True)
-class RecordColumns:
-    """Messages to store: lists of equal length for what differs, single values for what they share."""
-
-    bodies: list[bytes]
-    properties: list[bytes]
-    tag_codes: list[int]
-    flags: list[int]
-    born: list[int]
-    sys_flag: int
-    reconsume_times: int
-
-    def __len__(self) -> int:
-        return len(self.bodies)
-
-    def behind(self, first: int) -> "RecordColumns":
-        """The messages from index `first` on."""
-        return replace(
-            self,
-            bodies=self.bodies[first:],
-            properties=self.properties[first:],
-            tag_codes=self.tag_codes[first:],
-            flags=self.flags[first:],
-            born=self.born[first:],
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class PlainBatch:
     """Messages to store as they arrived: a batch body that `scan_batch` has accepted, without tags."""
@@ -195,11 +152,11 @@ class PlainBatch:
     def __len__(self) -> int:
         return self.count
 
-    def columns(self) -> RecordColumns:
-        """The same messages as columns."""
-        flags, bodies, texts = split_batch_raw(self.body, self.count)
-        born = [self.born] * self.count
-        return RecordColumns(bodies, texts, [0] * self.count, flags, born, self.sys_flag, self.reconsume_times)
+    def records(self) -> list[tuple[bytes, bytes, int, int, int, int, int]]:
+        """The same messages one by one, as `seal_records` takes them."""
+        shared = self.sys_flag, self.born, self.reconsume_times
+        columns = zip(*split_batch_raw(self.body, self.count), strict=True)
+        return [(body, text, 0, flag, *shared) for flag, body, text in columns]
 
 
 @compiled
@@ -213,50 +170,6 @@ def seal_batch(
     store_timestamp: int,
     store_host: bytes,
 ) -> bytes:
-    """The records of `seal_columns`, one behind the other in one piece."""
+    """The records of `seal_records`, one behind the other in one piece."""
     place = topic, queue_id, queue_offset, position, born_host, store_timestamp, store_host
-    return b"".join(seal_columns(batch.columns(), *place))
-
-
-@compiled
-def seal_columns(
-    columns: RecordColumns,
-    topic: bytes,
-    queue_id: int,
-    queue_offset: int,
-    position: int,
-    born_host: bytes,
-    store_timestamp: int,
-    store_host: bytes,
-) -> list[bytes]:
-    """Consecutive records in queue and log.
-
-    The checksum is computed over head and tail in one call: for zlib, two short pieces take twice as long as one.
-    """
-    bodies, texts = columns.bodies, columns.properties
-    lengths = list(map(len, texts))
-    if len(topic) > MAX_TOPIC_BYTES or max(lengths, default=0) > MAX_PROPERTIES_BYTES:
-        refuse_tail(topic, max(texts, key=len))
-    named = bytes((len(topic),)) + topic
-    sized = map(_INT.pack, map(len, bodies))
-    tails = list(map(b"".join, zip(sized, bodies, repeat(named), map(_SHORT.pack, lengths), texts, strict=False)))
-    sizes = [HEAD_BYTES + len(tail) for tail in tails]
-    crcs = [crc & 0x7FFFFFFF for crc in map(crc32, bodies)]
-    origins = _head_backs(columns, born_host, store_timestamp, store_host)
-    positions = accumulate(sizes, initial=position)
-    same = repeat(MAGIC_V1), repeat(queue_id)
-    heads = list(
-        map(_HEAD_FRONT.pack, sizes, same[0], crcs, same[1], columns.flags, count(queue_offset), positions, origins)
-    )
-    wholes: Iterable[bytes] = map(concat, heads, tails)  # type: ignore[arg-type]
-    checks = map(_CHECKSUM.pack, map(crc32, wholes))
-    return list(map(b"".join, zip(heads, checks, tails, strict=False)))
-
-
-def _head_backs(columns: RecordColumns, born_host: bytes, store_timestamp: int, store_host: bytes) -> Iterable[bytes]:
-    """The second half of each head; the messages of a batch have one birth time and share it."""
-    born, sys_flag = columns.born, columns.sys_flag & OUR_FLAGS
-    rest = born_host, store_timestamp, store_host, columns.reconsume_times
-    if born.count(born[0]) == len(born):
-        return repeat(_HEAD_BACK.pack(sys_flag, born[0], *rest))
-    return [_HEAD_BACK.pack(sys_flag, moment, *rest) for moment in born]
+    return b"".join(seal_records(batch.records(), *place))

@@ -177,7 +177,7 @@ def seal_records(
     """Consecutive records in queue and log; the same bytes as `build_tail` and `seal_record` give.
 
     An item is (body, properties, ignored, flag, sys flag, born time, reconsume times). All steps are in one loop for
-    speed. Many similar messages are faster as columns (`batch.seal_columns`).
+    speed.
     """
     named = _BYTE.pack(len(topic)) + topic if len(topic) <= MAX_TOPIC_BYTES else refuse_tail(topic, b"")
     records: list[bytes] = []

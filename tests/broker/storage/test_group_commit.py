@@ -21,6 +21,7 @@ from lanemq.model.errors import DiskFull, StorageError
 from lanemq.model.names import SCHEDULE_TOPIC
 from lanemq.model.units import Millis
 from lanemq.net.loop_slices import SLICE_NS
+from lanemq.net.outbox import Outbox
 from lanemq.wire.record import NO_HOST, is_marked_synced
 
 ANN, BOB = 1, 2
@@ -77,6 +78,7 @@ class CountedCommits:
         thread: Any = self.thread
         row_thread: Any = self.row_thread
         self.rows = rows(self.store.state, row_thread)
+        self.outbox = Outbox(asyncio.get_running_loop())
         self.commits = kind(
             self.store,
             thread,
@@ -85,21 +87,28 @@ class CountedCommits:
             1 << 20,
             rows=self.rows,
             refusals=RefusalCounts(),
-            on_answered=lambda: self.steps.append("written"),
-            on_arrivals=lambda _: self.steps.append("readers woken"),
+            outbox=self.outbox,
+            on_arrivals=lambda _: self._wake_readers(),
             on_undone=lambda _: None,
         )
         self.acknowledged: list[bytes] = []
         self.steps: list[str] = []
-        """What follows the acknowledgements of a group."""
+        """What follows the acknowledgements of a group: answers that leave, readers that are woken."""
+
+    def _wake_readers(self) -> None:
+        self.steps.append("readers woken")
+        self.outbox.add(lambda: self.steps.append("answered readers"))
 
     def _counted_flush(self, pending: Pending, now: Millis | None = None) -> None:
         self.flushes += 1
         self._flush(pending, now)
 
     def append(self, body: bytes, topic: str = "T") -> None:
-        parts = (body, b"", 0, 0, 0, 0, 0)
-        self.commits.append(topic, 0, [parts], NO_HOST, 1, lambda error: self.acknowledged.append(body))
+        def done(_: StorageError | None) -> None:
+            self.acknowledged.append(body)
+            self.outbox.add(lambda: self.steps.append(f"answered {body.decode()}"))
+
+        self.commits.append(topic, 0, [(body, b"", 0, 0, 0, 0, 0)], NO_HOST, 1, done)
 
     def read(self, peer: int, *bodies: bytes, topic: str = "T") -> None:
         """Append as a server does that handles one socket read."""
@@ -151,7 +160,7 @@ def test_answers_to_senders_and_to_the_readers_they_wake_are_written_at_once(tmp
         await loop_iteration()
         counted.thread.run_all()
         assert counted.acknowledged == [b"1", b"2"]
-        assert counted.steps == ["written", "readers woken", "written"]
+        assert counted.steps == ["answered 1", "answered 2", "readers woken", "answered readers"]
 
     on_a_loop(tmp_path, test, durable=durable)
 
@@ -407,7 +416,7 @@ def test_a_group_whose_rows_failed_is_not_written(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(
         GroupCommit,
         "_rows_saved",
-        lambda self, pending, waiting, now, _error: self._write_group(pending, waiting, now),
+        lambda self, pending, waiting, _error: self._write_group(pending, waiting),
     )
     on_a_loop(tmp_path / "unchecked", control, durable=True)
 

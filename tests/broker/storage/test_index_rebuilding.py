@@ -17,7 +17,6 @@ from lanemq.core.brokering.disk_space import Space
 from lanemq.log.options import StoreOptions
 from lanemq.log.store import Store
 from lanemq.model.queue import MessageQueue
-from lanemq.wire.batch import RecordColumns
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.stats_bodies import ConsumeStats, TopicStatsTable
 
@@ -171,8 +170,8 @@ def fill_without_broker(data: Path) -> None:
     now = int(time.time() * 1000)
     for first in range(0, LARGE, 1_000):
         texts = [b"%d " % number + BODY for number in range(first, first + 1_000)]
-        columns = RecordColumns(texts, [b""] * 1_000, [0] * 1_000, [0] * 1_000, [1] * 1_000, 0, 0)
-        store.append("T", first // 1_000 % QUEUES, columns, store_time=now)
+        records = [(text, b"", 0, 0, 0, 1, 0) for text in texts]
+        store.append("T", first // 1_000 % QUEUES, records, store_time=now)
     store.close()
 
 

@@ -491,39 +491,3 @@ def test_a_batch_torn_by_a_crash_is_completed_by_its_repeat(cut: int, sizes: lis
     for number in range(len(sizes)):
         broker.send(*producer.batch(number))
     assert [stamp.sequence for stamp in broker.log] == list(range(sum(sizes)))
-
-
-@settings(deadline=None, max_examples=60)
-@given(
-    st.lists(st.tuples(st.integers(-1, 1), st.sampled_from("pq"), st.integers(0, 1), st.integers(0, 3)), max_size=12)
-)
-def test_the_next_message_of_a_producer_is_recorded_as_any_other(
-    sends: list[tuple[int, str, int, int]],
-) -> None:
-    """`continues` finds only what `judge` finds fresh, and `record_next` does the same as `record`."""
-    tables = ProducerTable(), ProducerTable()
-    for offset, (ahead, producer, epoch, step) in enumerate(sends):
-        known = tables[0]._producers.get(("t", 0, producer))
-        sequence = max(0, ahead + (0 if known is None else known.next_sequence))
-        fresh = judge(tables[0], sequence, epoch=epoch, producer=producer) == Fresh()
-        continues = tables[1].continues(("t", 0, producer), epoch, sequence)
-        assert continues == (fresh and known is not None and known.epoch == epoch)
-        if fresh:
-            store(tables[0], sequence, 1, offset, epoch=epoch, producer=producer, at=offset)
-        if continues:
-            tables[1].record_next(("t", 0, producer), QueueOffset(offset), Millis(offset))
-        elif fresh:
-            store(tables[1], sequence, 1, offset, epoch=epoch, producer=producer, at=offset)
-        for table in tables:
-            if step == 1 and table._saving is None:
-                table.begin_saving()
-            elif step == 2 and table._saving is not None:
-                deque(table.copy(table._saving), maxlen=0)
-                table.saved(table._saving)
-            table._check()
-        assert tables[0].export() == tables[1].export()
-        assert sorted(tables[0].dirty().rows) == sorted(tables[1].dirty().rows)
-        savings = [table._saving for table in tables]
-        assert [None if each is None else (each.rows, each.left) for each in savings[:1]] == [
-            None if each is None else (each.rows, each.left) for each in savings[1:]
-        ]

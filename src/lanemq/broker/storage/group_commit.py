@@ -23,12 +23,13 @@ from typing import Protocol
 from lanemq.broker.storage.disk_thread import DiskThread
 from lanemq.clock import Clock, nanoseconds_of
 from lanemq.core.brokering.refusals import RefusalCounts, RefusalReason
-from lanemq.log.appender import Arrival, HiddenRecord, NewRecords, Pending, RecordParts, Staged
+from lanemq.log.appender import Arrival, HiddenRecord, NewRecords, Pending, Staged
 from lanemq.log.queue_index import QueueIndex
 from lanemq.log.store import Store
 from lanemq.model.errors import BrokerBusy, DiskFull, MessageRefused, NoDescriptors, StorageError
 from lanemq.model.figures import Distribution
 from lanemq.model.units import Millis
+from lanemq.net.outbox import Outbox
 from lanemq.net.rate_limited_log import FaultLog
 from lanemq.wire.codes import ResponseCode
 
@@ -44,8 +45,6 @@ WAITED_FOR = 10
 """Without `durable`, writes go on during a sync, except for one of so many. Only a record that is written while all
 before it is synced carries the mark by which recovery tells damage from a torn end (`commit_log`). Large: after a
 crash, damage in the records of more seconds is taken for a torn end. Small: more sends wait for a sync."""
-
-_UNTAGGED = frozenset((0,))
 
 Done = Callable[[StorageError | None], None]
 """Called with None when the group is on disk, or with the error that prevented it."""
@@ -101,13 +100,14 @@ class GroupCommit:
         *,
         rows: RowsFirst,
         refusals: RefusalCounts,
-        on_answered: Callable[[], None],
+        outbox: Outbox,
         on_arrivals: Callable[[Sequence[Arrival]], None],
         on_undone: Callable[[Sequence[bytes]], None],
     ) -> None:
         """`store_host` is the broker's address in every record: RocketMQ's clients find a message by it.
 
-        `on_answered` is called when all senders of a group are answered, and again after `on_arrivals`.
+        The answers to the senders of a group are one step of the `outbox`, those to the pulls that waited for its
+        messages are another.
         `on_arrivals` is called with what can be read from now on, after the senders are answered.
         `on_undone` is called with the records of an undone group, before their senders are answered.
         """
@@ -129,7 +129,7 @@ class GroupCommit:
         self._thread = thread
         self._clock = clock
         self._faults = FaultLog(log, clock)
-        self._on_answered = on_answered
+        self._outbox = outbox
         self._on_arrivals = on_arrivals
         self._store_host = store_host
         self._max_pending_bytes = max_pending_bytes
@@ -165,51 +165,6 @@ class GroupCommit:
         self.appended += len(items)
         self._wait(done, size)
         return staged
-
-    def store_alone(
-        self, sender: int, topic: str, queue_id: int, item: RecordParts, born_host: bytes
-    ) -> Staged | StorageError | None:
-        """Store one record at once, without `durable`: append, write and publish in one step.
-
-        None if it must be appended as usual, because it would not be written at once; nothing was done then. Returns
-        the error of a failed write, after everything that follows from it is done. The caller answers the sender, and
-        calls `arrived` if the record is stored.
-        """
-        if (
-            self._options.durable
-            or self._refusing
-            or self._waiting
-            or self.pending_bytes
-            or self._flushing
-            or self._kicked
-            or sender != self._last_sender
-            or self._thread.in_progress != self._shared_syncs
-        ):
-            return None
-        queue, times = self._log.find_queue(topic, queue_id), self.times
-        if queue is None or self._rows.needed_by((queue,)):
-            return None
-        began, wall = times.nanoseconds(), self._clock.wall()
-        try:
-            staged = self._log.store_one(queue, item, store_time=wall, born_host=born_host, store_host=self._store_host)
-        except StorageError as error:
-            self.appended += 1
-            self._flushed(self._log.take_pending(), [], error)
-            return self.failure or error
-        if staged is not None:
-            seconds = (times.nanoseconds() - began) / 1e9
-            times.flush.add(seconds)
-            times.commit.add(seconds)
-            self.appended += 1
-            if self._unsynced_since is None:
-                self._unsynced_since = self._clock.now()
-        return staged
-
-    def arrived(self, topic: str, queue_id: int, max_offset: int, tag_code: int) -> None:
-        """Report a message that `store_alone` has stored, after its sender is answered."""
-        codes = frozenset((tag_code,)) if tag_code else _UNTAGGED
-        self._on_arrivals((Arrival(topic, queue_id, max_offset, codes),))
-        self._on_answered()
 
     def barrier(self, done: Done) -> None:
         """Call `done` once everything appended so far is on disk."""
@@ -256,15 +211,8 @@ class GroupCommit:
             self.paused = None
             self._refusing = self.failure is not None
 
-    def accepts(self, size: int) -> bool:
-        """Whether `append` would accept so many bytes. Counts no refusal."""
-        return not self._refusing and not self._is_full(size)
-
-    def _is_full(self, size: int) -> bool:
-        return self.pending_bytes > 0 and self.pending_bytes + size > self._max_pending_bytes
-
     def _refuse_if_full(self, size: int) -> None:
-        if self._is_full(size):
+        if self.pending_bytes > 0 and self.pending_bytes + size > self._max_pending_bytes:
             self._refusals.add(RefusalReason.BUSY)
             raise BrokerBusy(ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST] too much waits for the disk; try again")
 
@@ -312,23 +260,21 @@ class GroupCommit:
         waiting, self._waiting = self._waiting, []
         self._flushing_since, self._waiting_since = self._waiting_since, None
         self.times.group_taken()
-        pending, now = self._log.take_pending(), self._clock.now()
+        pending = self._log.take_pending()
         if self._rows.needed_by(pending.queues):
-            self._rows.save_first(partial(self._rows_saved, pending, waiting, now))
+            self._rows.save_first(partial(self._rows_saved, pending, waiting))
         else:
-            self._write_group(pending, waiting, now)
+            self._write_group(pending, waiting)
 
-    def _rows_saved(
-        self, pending: Pending, waiting: list[tuple[Done, int]], now: Millis, error: StorageError | None
-    ) -> None:
+    def _rows_saved(self, pending: Pending, waiting: list[tuple[Done, int]], error: StorageError | None) -> None:
         """Write the group whose rows are on disk now. Without them it is not written: it could outlive its topic."""
         error = error or self.failure
         if error is None:
-            self._write_group(pending, waiting, now)
+            self._write_group(pending, waiting)
         else:
             self._flushed(pending, waiting, error)
 
-    def _write_group(self, pending: Pending, waiting: list[tuple[Done, int]], now: Millis) -> None:
+    def _write_group(self, pending: Pending, waiting: list[tuple[Done, int]]) -> None:
         if not self._options.durable and self._may_write_here(pending):
             self._flushed(pending, waiting, self._write_here(pending))
             return
@@ -336,6 +282,7 @@ class GroupCommit:
         def flushed(_: object, error: StorageError | None) -> None:
             self._flushed(pending, waiting, error)
 
+        now = self._clock.now()
         self._thread.submit(lambda: self._write(pending, now), flushed, urgent=True)
 
     def _write(self, pending: Pending, now: Millis | None = None) -> None:
@@ -376,18 +323,17 @@ class GroupCommit:
                 self._unsynced_since = self._clock.now()
         # The failure may also be an earlier one, such as that of saving the topic's row.
         error = self.failure
-        for done, size in waiting:
-            self.pending_bytes -= size
-            self._call(done, error)
-        self._on_answered()
-        if arrivals:
-            self._on_arrivals(arrivals)
-        if self._waiting:
-            self._kick()
-        else:
-            self._idle.set()
-        if arrivals:
-            self._on_answered()  # after the next group is on its way to the disk
+        with self._outbox:
+            for done, size in waiting:
+                self.pending_bytes -= size
+                self._call(done, error)
+        with self._outbox:  # written when the next group is on its way to the disk
+            if arrivals:
+                self._on_arrivals(arrivals)
+            if self._waiting:
+                self._kick()
+            else:
+                self._idle.set()
 
     def _undo(self, pending: Pending, waiting: list[tuple[Done, int]], error: StorageError) -> None:
         """Discard a group of which nothing was stored, and everything staged behind it; ask all senders to repeat."""

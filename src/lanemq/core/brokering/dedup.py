@@ -253,23 +253,6 @@ class ProducerTable:
         if user is not None and key in self._producers:
             self._charge(key, user)
 
-    def continues(self, key: ProducerKey, epoch: int, sequence: int) -> bool:
-        """Whether one message is the next of a known producer: `judge` would find it fresh, with nothing to skip."""
-        known = self._producers.get(key)
-        return known is not None and known.epoch == epoch and known.next_sequence == sequence
-
-    def record_next(self, key: ProducerKey, offset: QueueOffset, stored_at: Millis) -> None:
-        """As `record`, for one message that `continues`, on a broker without users."""
-        if self._saving is not None:
-            self._copy_if_saving(key)
-        known = self._producers.pop(key)
-        known.stored(known.next_sequence, 1, offset, stored_at)
-        self._producers[key] = known
-        of_topic = self._of_topic[key[0]]
-        del of_topic[key]
-        of_topic[key] = None
-        self._dirty.add(key)
-
     def _charge(self, key: ProducerKey, user: str) -> None:
         """Count a producer for a user, as the last one; above the user's share, its longest idle one is forgotten."""
         self._uncharge(key)

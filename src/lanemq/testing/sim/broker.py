@@ -14,8 +14,6 @@ from lanemq.broker.app import Broker, Threads
 from lanemq.broker.config import BrokerOptions
 from lanemq.broker.connections import Connections
 from lanemq.broker.context import BrokerContext
-from lanemq.broker.handlers.send import SendBursts
-from lanemq.broker.handlers.single_sends import SingleSends
 from lanemq.broker.recording import Recording
 from lanemq.broker.storage.disk_thread import DiskThread, RowTransactions, outcome_of
 from lanemq.core.finished_ranges import FinishedRanges
@@ -101,17 +99,13 @@ class SimServer(Server):
         dispatcher: Dispatcher,
         host: Host,
         network: Network,
-        bursts: SendBursts,
-        singles: SingleSends,
         parts: BrokerContext,
     ) -> None:
         # Virtual time stands still while requests are handled, so no slice ends early.
         super().__init__(
             dispatcher,
-            together=bursts.take,
-            alone=singles.take,
             reads=parts.group_commit,
-            unwritten=parts.unwritten,
+            outbox=parts.outbox,
             nanoseconds=lambda: 0,
         )
         self._host = host
@@ -162,10 +156,8 @@ class SimBroker(Broker):
         wanted = self.options.max_connections
         return DescriptorReserve(wanted=wanted, files=lambda: store.open_files, limit=lambda: 2**31)
 
-    def _new_server(
-        self, parts: BrokerContext, connections: Connections, bursts: SendBursts, singles: SingleSends
-    ) -> Server:
-        return SimServer(connections, self._host, self._machine.network, bursts, singles, parts)
+    def _new_server(self, parts: BrokerContext, connections: Connections) -> Server:
+        return SimServer(connections, self._host, self._machine.network, parts)
 
     def _open_history(self) -> Recording:
         alive = self._machine.histories.last_of("broker")

@@ -10,11 +10,12 @@ from tests.broker.conftest import Start
 from tests.broker.raw_client import RawClient, bodies, send_ext
 from tests.broker.running import Gate, ManualClock, RunningBroker
 
-from lanemq.broker import handlers
-from lanemq.broker.handlers.send import MAX_BURST_FRAMES, SendBursts
+from lanemq.broker.handlers import send as send_handler
+from lanemq.broker.storage.group_commit import GroupCommit
 from lanemq.testing.faulty_disk import FaultyDisk
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
+from lanemq.wire.sends import MAX_TOGETHER
 
 Sends = list[dict[str, Any]]
 
@@ -46,15 +47,15 @@ def stored(raw: RawClient, topic: str) -> list[list[tuple[object, ...]]]:
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of sends in each append of a burst."""
+    """The number of messages in each append."""
     sizes: list[int] = []
-    append = SendBursts._append
+    append = GroupCommit.append
 
-    def counting(self: SendBursts, peer: Any, burst: Any, *more: Any) -> Any:
-        sizes.append(len(burst.opaques))
-        return append(self, peer, burst, *more)
+    def counting(self: GroupCommit, topic: str, queue_id: int, items: Any, *more: Any) -> Any:
+        sizes.append(len(items))
+        return append(self, topic, queue_id, items, *more)
 
-    monkeypatch.setattr(SendBursts, "_append", counting)
+    monkeypatch.setattr(GroupCommit, "append", counting)
     return sizes
 
 
@@ -69,7 +70,7 @@ def test_a_burst_is_stored_in_order_and_answered_one_by_one(raw: RawClient, coun
 
 
 def test_more_sends_than_one_burst_are_all_stored(raw: RawClient) -> None:
-    count = MAX_BURST_FRAMES * 2 + 5
+    count = MAX_TOGETHER * 2 + 5
     opaques = post_together(raw, "T", [{"body": b"%d" % n} for n in range(count)])
     assert {raw.answer(opaque).code for opaque in opaques} == {0}
     assert bodies(raw.read("T")) == [b"%d" % n for n in range(count)]
@@ -168,8 +169,7 @@ def _plain(reply: Any, topic: str) -> Any:
 @pytest.fixture
 def limited(start: Start, monkeypatch: pytest.MonkeyPatch) -> RunningBroker:
     """With a stopped clock: delayed messages could otherwise arrive in one topic and not yet in the other."""
-    for handler in (handlers.send, handlers.single_sends):
-        monkeypatch.setattr(handler, "MAX_PROPERTIES_BYTES", 90)
+    monkeypatch.setattr(send_handler, "MAX_PROPERTIES_BYTES", 90)
     return start(max_body_bytes=64, clock=ManualClock())
 
 
@@ -217,25 +217,16 @@ def test_a_fault_in_the_broker_does_not_close_the_connection(raw: RawClient, mon
         raise ZeroDivisionError
 
     raw.send("T")
-    monkeypatch.setattr(SendBursts, "_append", broken)
+    monkeypatch.setattr(GroupCommit, "append", broken)
     waiting = post_together(raw, "T", [{"body": b"x"}] * 5)
-    assert {raw.answer(opaque).code for opaque in waiting} <= {0, ResponseCode.SYSTEM_ERROR}
+    assert {raw.answer(opaque).code for opaque in waiting} == {ResponseCode.SYSTEM_ERROR}
     assert raw.ask(RequestCode.GET_MAX_OFFSET, {"topic": "T", "queueId": "0"}).code == 0
 
 
-def test_sends_that_alternate_between_queues_are_decoded_once(raw: RawClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They never form bursts, and searching for bursts would decode each of them twice."""
-    looked: list[int] = []
-    take_burst = SendBursts._take_burst
-
-    def counting(self: SendBursts, peer: Any, frames: Any, at: int) -> int:
-        looked.append(at)
-        return take_burst(self, peer, frames, at)
-
-    monkeypatch.setattr(SendBursts, "_take_burst", counting)
+def test_sends_that_alternate_between_queues_are_stored_in_the_order_of_each(raw: RawClient) -> None:
     opaques = post_together(raw, "T", [{"queue": n % 4, "stamp": f"p.0.{n // 4}"} for n in range(200)])
     assert [raw.answer(opaque).code for opaque in opaques] == [0] * 200
-    assert len(looked) < 20
+    assert [raw.bounds("T", queue) for queue in range(4)] == [(0, 50)] * 4
 
 
 def test_retries_that_arrive_together_are_delayed(raw: RawClient) -> None:

@@ -1,4 +1,4 @@
-"""Replies that are made outside a read leave together, at the end of the loop iteration or when their maker says so."""
+"""Replies leave together: at the end of the step in which they were made, or of the loop iteration."""
 
 import asyncio
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from lanemq.net.unwritten_replies import UnwrittenReplies
+from lanemq.net.outbox import Outbox
 
 
 class Iteration:
@@ -27,11 +27,11 @@ class Iteration:
 class Writes:
     def __init__(self) -> None:
         self.iteration = Iteration()
-        self.replies = UnwrittenReplies(cast("asyncio.AbstractEventLoop", self.iteration))
+        self.outbox = Outbox(cast("asyncio.AbstractEventLoop", self.iteration))
         self.written: list[str] = []
 
     def add(self, name: str) -> None:
-        self.replies.add(lambda: self.written.append(name))
+        self.outbox.add(lambda: self.written.append(name))
 
 
 def test_replies_are_written_at_the_end_of_the_iteration_in_order() -> None:
@@ -44,17 +44,44 @@ def test_replies_are_written_at_the_end_of_the_iteration_in_order() -> None:
     assert writes.written == ["a", "b"]
 
 
-def test_who_has_made_all_replies_writes_them_at_once_and_only_once() -> None:
+def test_replies_of_a_step_are_written_at_its_end_and_only_once() -> None:
     writes = Writes()
-    writes.add("a")
-    writes.replies.write()
-    assert writes.written == ["a"]
-    writes.add("b")
-    writes.iteration.end()
+    with writes.outbox:
+        writes.add("a")
+        writes.add("b")
+        assert writes.written == []
     assert writes.written == ["a", "b"]
+    assert writes.iteration.soon == []
     writes.add("c")
     writes.iteration.end()
     assert writes.written == ["a", "b", "c"]
+
+
+def test_the_end_of_a_step_inside_another_writes_what_both_have_made_so_far() -> None:
+    writes = Writes()
+    with writes.outbox:
+        writes.add("outer")
+        with writes.outbox:
+            writes.add("inner")
+        assert writes.written == ["outer", "inner"]
+        writes.add("rest")
+    assert writes.written == ["outer", "inner", "rest"]
+    assert writes.iteration.soon == []
+
+
+def test_a_step_that_fails_writes_what_it_has_made() -> None:
+    writes = Writes()
+
+    def step() -> None:
+        with writes.outbox:
+            writes.add("a")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        step()
+    assert writes.written == ["a"]
+    writes.add("b")
+    assert len(writes.iteration.soon) == 1
 
 
 def test_a_reply_that_cannot_be_written_does_not_keep_back_the_others(caplog: pytest.LogCaptureFixture) -> None:
@@ -63,7 +90,7 @@ def test_a_reply_that_cannot_be_written_does_not_keep_back_the_others(caplog: py
     def fails() -> None:
         raise OSError("as asked")
 
-    writes.replies.add(fails)
+    writes.outbox.add(fails)
     writes.add("b")
     writes.iteration.end()
     assert writes.written == ["b"]
@@ -72,7 +99,7 @@ def test_a_reply_that_cannot_be_written_does_not_keep_back_the_others(caplog: py
 
 def test_a_reply_that_is_made_by_a_write_is_written_too() -> None:
     writes = Writes()
-    writes.replies.add(lambda: writes.add("made"))
+    writes.outbox.add(lambda: writes.add("made"))
     writes.iteration.end()
     writes.iteration.end()
     assert writes.written == ["made"]
