@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.client.producer.engine_sim import new_engine
 from tests.fast.both import needs_twins, outcome, references, same, twins
 
 from lanemq.client.producer.batches import MESSAGE_OVERHEAD, PendingMessage
-from lanemq.client.producer.inbox import MAX_MESSAGES, KeyTargets
+from lanemq.client.producer.inbox import MAX_MESSAGES, KeySenders
 from lanemq.client.producer.waiters import NO_WAITER, SubmittedFuture, ThreadBatchWaiter
 from lanemq.client.receipt import Receipt, StoredAs
 from lanemq.client.topic_route import TopicRoute
@@ -16,16 +17,16 @@ from lanemq.model.queue import MessageQueue
 
 pytestmark = needs_twins
 
-KEYS = st.sampled_from(["k", "key-2", "ключ", "😀", "", "a\x01b", "\ud800", "x" * 251])
+KEYS = st.sampled_from(["k", "key-2", 42, "ключ", "😀", "", "a\x01b", "\ud800", "x" * 251])
 VALUES = st.binary(max_size=60) | st.sampled_from([b"x" * 51, bytearray(b"abc"), "text", None])
-MESSAGES = st.tuples(st.sampled_from(["orders", "orders", "unknown"]), KEYS, VALUES)
+MESSAGES = st.tuples(st.sampled_from(["orders", "orders", "unknown", []]), KEYS, VALUES)
 QUEUES = tuple(MessageQueue("orders", "b", number) for number in range(4))
 
 
 def intake(kind: dict[str, Any], make: Any = SubmittedFuture, passes_bytes: bool = True) -> Any:
     numbers = iter(range(10**6))
     made = kind["Intake"](encoded, lambda: f"{next(numbers):032X}", make, lambda: None, 50, passes_bytes)
-    made.topics["orders"] = KeyTargets(TopicRoute("orders", QUEUES, (), {}))
+    made.topics["orders"] = KeySenders(TopicRoute("orders", QUEUES, (), {}), new_engine())
     made.open = True
     return made
 

@@ -55,7 +55,7 @@ cdef class QuickMessage:
     cdef MessageIds _ids
     cdef uint32_t _number
     cdef readonly object waiter
-    cdef object _target
+    cdef object _sender
     cdef readonly Py_ssize_t index
     cdef readonly Py_ssize_t size
 
@@ -65,7 +65,7 @@ cdef class QuickMessage:
 
     @property
     def properties(self):
-        return f"__SHARDINGKEY\x01{self.key}\x02UNIQ_KEY\x01{self.message_id}\x02WAIT\x01true\x02"
+        return _properties_text(self.key, self.message_id)
 
     @property
     def sys_flag(self):
@@ -78,6 +78,12 @@ cdef class QuickMessage:
     @property
     def sender_waits(self):
         return False
+
+
+cdef object _properties_text(str key, str message_id):
+    from lanemq.client.producer.batches import properties_text  # which imports this module
+
+    return properties_text(key, message_id)
 
 
 cdef inline QuickMessage _new_message(bytes body, str key, MessageIds ids, next_id, waiter):
@@ -126,19 +132,21 @@ cdef class Intake:
         self._max_body, self._passes_bytes = max_body, passes_bytes
 
     def take(self, topic, key, value, waiter=None):
-        targets = self.topics.get(topic)
-        if targets is None or not self.open or len(self._line) >= self.max_messages or self._bytes > self.max_bytes:
+        if type(key) is not str:
+            key = key_text(key)
+        senders = self.topics.get(topic) if type(topic) is str else None
+        if senders is None or not self.open or len(self._line) >= self.max_messages or self._bytes > self.max_bytes:
             return None
-        target = (<dict>targets).get(key)
-        if target is None:
-            target = targets.find(key)
+        sender = (<dict>senders).get(key)
+        if sender is None:
+            sender = senders.find(key)
         body = value if self._passes_bytes and type(value) is bytes else self._encode(value)
-        if target is None or type(body) is not bytes or PyBytes_GET_SIZE(body) > self._max_body:
+        if sender is None or type(body) is not bytes or PyBytes_GET_SIZE(body) > self._max_body:
             return None
         if waiter is None:
             waiter = new_future() if self._makes_submitted else self._new_waiter()
         cdef QuickMessage message = _new_message(body, key, self._ids, self._next_id, waiter)
-        message._target = target
+        message._sender = sender
         self._line.append(message)
         self._bytes += message.size
         if not self.open:
@@ -160,18 +168,18 @@ cdef class Intake:
 
     def take_out(self):
         cdef list line = self._line, messages = None
-        cdef dict by_target = {}
+        cdef dict by_sender = {}
         cdef object last = None
         cdef QuickMessage message
         self._line, self._bytes = [], 0
         for message in line:
-            if message._target is not last:
-                last = message._target
-                messages = by_target.get(last)
+            if message._sender is not last:
+                last = message._sender
+                messages = by_sender.get(last)
                 if messages is None:
-                    messages = by_target[last] = []
+                    messages = by_sender[last] = []
             messages.append(message)
-        return by_target
+        return by_sender
 
 
 def pack_pairs(tools, source, waiter, Py_ssize_t index, list chunk not None, Py_ssize_t room):

@@ -49,7 +49,7 @@ APPEAR_TRIES, APPEAR_SECONDS = 30, 0.1
 """How often to ask for a topic that was just created, and the pause: Apache name servers know it a little later."""
 
 
-class _CachedRoutes:
+class CachedRoutes:
     """What both kinds of routes do without asking.
 
     `declared` topics are created when they are first asked for, if they do not exist. With `layouts`, `publish` is the
@@ -215,7 +215,7 @@ def _may_have_moved(before: TopicRoute, now: TopicRoute) -> bool:
     return bool({queue.broker for queue in set(before.publish) ^ set(now.publish)} - before.away - now.away)
 
 
-class AsyncRoutes(_CachedRoutes):
+class AsyncRoutes(CachedRoutes):
     """Routes on an event loop. Tasks that ask for the same topic share one request and its outcome."""
 
     def __init__(
@@ -295,7 +295,7 @@ class AsyncRoutes(_CachedRoutes):
         return provisional_route(topic, default) if default is not None else None
 
 
-class BlockingRoutes(_CachedRoutes):
+class BlockingRoutes(CachedRoutes):
     """Routes without an event loop, for any number of threads.
 
     A thread of its own asks while callers wait for it, and ends when no question is left. So a caller can give up

@@ -1,8 +1,9 @@
 """A simulation of an engine and a broker. The test moves every request and reply by hand."""
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from hypothesis import strategies as st
 from tests.client.virtual_time import ManualClock
@@ -10,9 +11,11 @@ from tests.wire.encoding import split_batch
 
 from lanemq.client.producer.batches import PendingMessage, RequestBuilder
 from lanemq.client.producer.engine import Actions, FlushMark, SendEngine, SendRequest
+from lanemq.client.producer.inbox import Intake, KeySenders
 from lanemq.client.producer.options import ProducerOptions
 from lanemq.client.producer.waiters import BatchWaiter, Waiter
 from lanemq.client.receipt import Receipt
+from lanemq.client.topic_route import BrokerRoute, TopicRoute
 from lanemq.core.brokering.dedup import Duplicate, Fenced, Fresh, Gap, ProducerTable
 from lanemq.history import History
 from lanemq.model.errors import ConnectionLost, LaneError, LaneFrozen
@@ -24,6 +27,24 @@ from lanemq.wire.command import Command
 from lanemq.wire.properties import find_stamp
 
 QUEUE = MessageQueue("orders", "b", 0)
+
+
+def route_of(queue: MessageQueue, *, checks_stamps: bool) -> TopicRoute:
+    return TopicRoute(
+        queue.topic, (queue,), (queue,), {queue.broker: BrokerRoute(queue.broker, {}, lane=checks_stamps)}
+    )
+
+
+def new_engine() -> SendEngine:
+    return SendEngine(ProducerOptions(), RequestBuilder("g", "client", "p"), ManualClock())
+
+
+def open_intake(new_future: Callable[[], Any]) -> Intake:
+    """The line of an inbox that takes messages of the topic orders."""
+    intake = Intake(bytes, lambda: "id", new_future, lambda: None, 100, True)
+    intake.topics["orders"] = KeySenders(route_of(QUEUE, checks_stamps=True), new_engine())
+    intake.open = True
+    return intake
 
 
 @dataclass
@@ -109,9 +130,11 @@ class EngineSim:
         for number, key in enumerate(keys, len(self.messages)):
             text = str(number)
             messages.append(PendingMessage(text.encode(), "", text, key, 0, False, sender_waits, waiter, number, 100))
-        lane = self.engine.offer(QUEUE, messages, checks_stamps=self.checks_stamps)
+        sender = self.engine.sender_for(QUEUE, route_of(QUEUE, checks_stamps=self.checks_stamps))
+        self.engine.check({QUEUE: messages})
+        actions = self.engine.accept({sender: messages})
         self.messages += [Sent(key, place in bad, self.rounds[key]) for place, key in enumerate(keys)]
-        self.wire += lane.take_requests()
+        self._do(actions)
 
     def connect(self) -> None:
         for broker, _ in self.engine.to_dial():
@@ -261,7 +284,7 @@ class EngineSim:
     def check_outcomes(self) -> None:
         assert self.results.errors.keys() | self.results.receipts.keys() == set(range(len(self.messages)))
         assert self.engine.unsettled.bytes == 0
-        assert {(lane.waiting, lane.waiting_bytes) for lane in self.engine._lanes.values()} <= {(0, 0)}
+        assert all(sender.idle for sender in self.engine._senders.values())
         assert all(mark.settled for mark, _ in self.marks)
         for id, what in self.history.outcomes.items():
             assert what != "stored" or int(id) in self.log

@@ -133,9 +133,9 @@ def test_a_handler_that_waited_in_the_interrupted_call_would_wait_for_itself(fak
 INTERRUPTIONS = [KeyboardInterrupt(), SystemExit(0), ValueError("raised by a handler")]
 
 
-@pytest.mark.parametrize("full", [True, False], ids=["before the inbox is emptied", "before the lanes have it"])
+@pytest.mark.parametrize("full", [True, False], ids=["before the inbox is emptied", "before the senders have it"])
 @pytest.mark.parametrize("error", INTERRUPTIONS, ids=lambda error: type(error).__name__)
-def test_an_exception_inside_a_change_of_lanes_fails_what_was_accepted(
+def test_an_exception_inside_a_change_of_the_senders_fails_what_was_accepted(
     fake: FakeBroker,
     error: BaseException,
     full: bool,
@@ -143,7 +143,7 @@ def test_an_exception_inside_a_change_of_lanes_fails_what_was_accepted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A signal handler may raise at any point. What is left in the inbox fails too, or it would be stored behind
-    messages of the lanes that failed."""
+    messages of the senders that failed."""
     producer = Producer(str(fake.address))
     producer.send("orders", 0, key="k")
     with fake.asleep():
@@ -202,9 +202,9 @@ def interrupted_by(
 
     with monkeypatch.context() as patched:
         if full:
-            patched.setattr(producer._inbox, "move_all", interrupted)
+            patched.setattr(producer._inbox, "move", interrupted)
         else:
-            patched.setattr(producer._engine, "offer", interrupted)
+            patched.setattr(producer._engine, "accept", interrupted)
         with pytest.raises(type(error)):
             producer._empty_inbox()
     return futures

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 from tests.client.fake_broker import FakeBroker, Fault, serving
-from tests.client.producer.engine_sim import served
+from tests.client.producer.engine_sim import new_engine, served
 from tests.client.producer.producers import Blocking, OnALoop, Open
 
 from lanemq.client.producer import inbox as inbox_module
 from lanemq.client.producer.batches import Packer
-from lanemq.client.producer.engine import FlushMark
+from lanemq.client.producer.engine import FlushMark, SendEngine
 from lanemq.client.producer.inbox import (
     FEW_REQUESTS,
     KNOWN_KEYS,
@@ -23,7 +23,7 @@ from lanemq.client.producer.inbox import (
     MESSAGES_PER_QUEUE,
     MIN_BYTES,
     Intake,
-    KeyTargets,
+    KeySenders,
     SendInbox,
 )
 from lanemq.client.producer.options import ProducerOptions
@@ -363,7 +363,7 @@ def test_a_value_that_changes_after_the_call_is_sent_as_it_was_at_the_call(broke
 
 @pytest.mark.parametrize("key", ["", "a\x01b", "a\x02b", "\ud800", "x" * (MAX_KEY + 1)])
 def test_unusual_keys_bypass_the_inbox(key: str) -> None:
-    places = KeyTargets(TopicRoute("orders", (MessageQueue("orders", "fake", 0),), (), {}))
+    places = KeySenders(route(1), new_engine())
     assert places.find(key) is None
     assert places.find("ключ😀") is not None
 
@@ -424,9 +424,9 @@ def test_drop_gives_up_messages_of_the_key_in_the_inbox(broker: FakeBroker) -> N
 # when the inbox is open
 
 
-def inbox_of(**settings: Any) -> SendInbox:
+def inbox_of(engine: SendEngine | None = None, **settings: Any) -> SendInbox:
     options = ProducerOptions(codec="bytes", **settings)
-    inbox = SendInbox(options, Packer(options), SubmittedFuture, lambda: None)
+    inbox = SendInbox(options, engine or new_engine(), Packer(options), SubmittedFuture, lambda: None)
     inbox.learn(route(4))
     return inbox
 
@@ -452,8 +452,8 @@ def test_the_inbox_is_open_only_while_a_full_inbox_fits_into_the_buffer() -> Non
     longest = "ü" * MAX_KEY
     while inbox.take("orders", longest, b"x" * 4000) is not None:
         pass
-    messages = [message for queue in inbox._intake.take_out().values() for message in queue]
-    assert MIN_BYTES * 0.99 < sum(message.size for message in messages) <= MIN_BYTES
+    (left_over,) = inbox.left_over()
+    assert MIN_BYTES * 0.99 < sum(message.size for message in left_over.messages) <= MIN_BYTES
 
 
 def test_a_full_inbox_has_a_limited_number_of_small_messages() -> None:
@@ -473,14 +473,14 @@ def test_the_inbox_has_room_for_more_messages_of_a_topic_with_many_queues(size: 
     for _ in range(2):
         while inbox.take("orders", "k", b"x" * size) is not None:
             pass
-        sizes = [message.size for queue in inbox.take_out().values() for message in queue]
+        sizes = [message.size for outcome in inbox.left_over() for message in outcome.messages]
         assert full is None or len(sizes) == full
         assert full is not None or MAX_BYTES - 10_000 < sum(sizes) <= MAX_BYTES
 
 
 def test_a_reply_leaves_messages_in_the_inbox_while_the_broker_has_enough_to_do() -> None:
     """With many queues, each reply would otherwise send a request with a message or two to each of them."""
-    engine, inbox = served().engine, inbox_of()
+    inbox = inbox_of(served().engine)
     inbox.learn(TopicRoute("orders", tuple(MessageQueue("orders", "b", number) for number in range(200)), (), {}))
     inbox.adjust(True, 0)
     assert not inbox.is_due(0, lambda: 0), "it is empty"
@@ -489,7 +489,7 @@ def test_a_reply_leaves_messages_in_the_inbox_while_the_broker_has_enough_to_do(
     assert inbox.is_due(FEW_REQUESTS, lambda: 0)
     assert not inbox.is_due(FEW_REQUESTS + 1, lambda: MAX_HELD_MS - 1)
     assert inbox.is_due(10_000, lambda: MAX_HELD_MS)
-    requests = len(inbox.move_all(engine, 50)[0].requests)
+    requests = len(inbox.move({}, 50).requests)
     assert requests > 4 * FEW_REQUESTS
     inbox.take("orders", "k", b"x")
     assert inbox.is_due(requests // 4, lambda: 50)
@@ -527,7 +527,7 @@ def test_topics_with_an_old_changed_or_provisional_route_bypass_the_inbox() -> N
 
 
 def test_known_keys_are_bounded() -> None:
-    places = KeyTargets(route(4))
+    places = KeySenders(route(4), new_engine())
     for number in range(KNOWN_KEYS + 10):
         places.find(f"key-{number}")
     assert len(places) <= KNOWN_KEYS
@@ -542,7 +542,7 @@ def test_a_message_accepted_while_the_inbox_closes_is_not_left_behind() -> None:
         return NO_WAITER
 
     intake = Intake(bytes, lambda: "id", closes, lambda: emptied.append(len(intake)), 100, True)
-    intake.topics["orders"] = KeyTargets(route(4))
+    intake.topics["orders"] = KeySenders(route(4), new_engine())
     intake.open = True
     assert intake.take("orders", "k", b"x") is NO_WAITER
     assert emptied == [1]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.client.fake_broker import FakeBroker, Fault
-from tests.client.producer.engine_sim import QUEUE, Call, EngineSim, served, stored
+from tests.client.producer.engine_sim import QUEUE, Call, EngineSim, route_of, served, stored
 from tests.client.producer.producers import Blocking, OnALoop, Open
 
 from lanemq.client.producer.async_producer import AsyncProducer
@@ -18,7 +18,6 @@ from lanemq.client.producer.engine import Actions
 from lanemq.client.producer.inbox import SendInbox
 from lanemq.client.producer.options import ProducerOptions
 from lanemq.client.producer.waiters import BatchWaiter, LoopFuture, SingleWaiter, SubmittedFuture, ThreadWaiter
-from lanemq.client.topic_route import TopicRoute
 from lanemq.model.errors import LaneError, LaneFrozen, MessageRefused
 from lanemq.model.units import Millis
 from lanemq.wire.headers import SendHeader
@@ -139,7 +138,8 @@ def test_a_send_cancelled_after_its_message_failed_freezes_its_key(
 
         def cancelling(found: Actions) -> None:
             finish(found)
-            call.cancel()
+            if found.outcomes:
+                call.cancel()
 
         producer._finish = cancelling  # type: ignore[method-assign]
         call = asyncio.ensure_future(producer.send("orders", "bad", key="k"))
@@ -150,6 +150,28 @@ def test_a_send_cancelled_after_its_message_failed_freezes_its_key(
     on_a_loop(broker, work)
     gc.collect()
     assert "never retrieved" not in caplog.text
+
+
+def test_a_producer_whose_call_was_interrupted_while_it_waited_for_room_stays_open(
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was changed yet."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with Blocking(broker.address) as producer:
+        calls: list[Callable[[], object]] = [
+            lambda: producer.submit("orders", "late", key="k"),
+            lambda: producer.send("orders", "late", key="k"),
+            lambda: producer.send_many("orders", [("k", "late")]),
+        ]
+        for call in calls:
+            monkeypatch.setattr(producer.producer, "_wait_for_room", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                call()
+        monkeypatch.undo()
+        assert producer.send("orders", "after", key="k").offset == 0
 
 
 def test_a_send_that_raises_its_failure_freezes_nothing(broker: FakeBroker) -> None:
@@ -254,14 +276,15 @@ def test_failed_calls_are_garbage_collected(broker: FakeBroker, kind: Open, call
 @pytest.mark.usefixtures("only_new_objects")
 def test_messages_refused_from_the_inbox_are_garbage_collected() -> None:
     engine = served().engine
-    engine._lanes[QUEUE].frozen_keys.freeze("a", MessageRefused(13, "bad"), None, wall=Millis(1))
-    inbox = SendInbox(ProducerOptions(codec="bytes"), Packer(ProducerOptions(codec="bytes")), SubmittedFuture, list)
-    inbox.learn(TopicRoute("orders", (QUEUE,), (QUEUE,), {}, ordered=True))
+    route, options = route_of(QUEUE, checks_stamps=True), ProducerOptions(codec="bytes")
+    engine.sender_for(QUEUE, route).frozen_keys.freeze("a", MessageRefused(13, "bad"), None, wall=Millis(1))
+    inbox = SendInbox(options, engine, Packer(options), SubmittedFuture, list)
+    inbox.learn(route)
     inbox.adjust(True, 0)
     before = alive()
     for _ in range(10):
         assert inbox.take("orders", "a", b"value") is not None
-        work, _ = inbox.move_all(engine)
+        work = inbox.move({}, 0)
         for outcome in work.outcomes:
             outcome.notify()
     del work, outcome

@@ -25,7 +25,7 @@ def test_a_silent_stock_broker_under_a_known_name_gets_no_repetition() -> None:
     sim.checks_stamps = False
     sim.offer("a")
     sim.clock.at += 5000
-    assert sim.engine.tick().hang_up == []
+    assert sim.engine.tick().hang_up == ()
 
 
 def test_batches_grow_while_a_repetition_is_in_flight() -> None:

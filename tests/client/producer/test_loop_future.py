@@ -9,14 +9,13 @@ from functools import partial
 from typing import Any
 
 import pytest
+from tests.client.producer.engine_sim import open_intake
 from tests.fast.both import needs_twins, references, twins
 
 from lanemq.client.producer.batches import PendingMessage
-from lanemq.client.producer.inbox import Intake, KeyTargets
 from lanemq.client.producer.outcomes import Stored
 from lanemq.client.producer.waiters import LoopFuture, SingleWaiter, TaskWaiter
 from lanemq.client.receipt import Receipt, StoredAs
-from lanemq.client.topic_route import TopicRoute
 from lanemq.model.errors import RequestTimedOut
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
@@ -254,9 +253,7 @@ async def test_it_ends_once(kind: Future) -> None:
 @on_a_loop
 async def test_a_failed_one_whose_error_refers_to_it_is_garbage_collected(kind: Future) -> None:
     """The garbage collector does not track what the inbox makes, until it fails."""
-    intake = Intake(bytes, lambda: "id", kind, lambda: None, 100, True)
-    intake.topics["orders"] = KeyTargets(TopicRoute("orders", (QUEUE,), (), {}))
-    intake.open = True
+    intake = open_intake(kind)
 
     async def fails() -> weakref.ref[Any]:
         future = intake.take("orders", "k", b"x")

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.client.producer.engine_sim import KEYS, EngineSim, served, stored
 
-from lanemq.core.sending.sent_window import SentBatch
+from lanemq.core.sending.sent_window import SendBatch
 from lanemq.model.units import Millis
 
 ALONE = 2**62
@@ -21,17 +21,19 @@ TROUBLE = st.dictionaries(st.integers(0, 60), st.sampled_from(["cut", "busy", "u
 """What happens to the nth request."""
 
 
-def one_by_one(batch: SentBatch[str]) -> list[SentBatch[str]]:
+def one_by_one(batch: SendBatch[str]) -> list[SendBatch[str]]:
     """The alternative to the search: every message of a refused batch by itself."""
     return [
-        SentBatch(
+        SendBatch(
+            batch.epoch,
             batch.first_sequence + index,
             (message,),
             [ALONE],
             Millis(batch.deadline),
+            batch.number + index,
             batch.attempt,
             doubt=batch.doubt,
-            given_up={0} if index in batch.given_up else set(),
+            given_up=frozenset({0} if index in batch.given_up else ()),
         )
         for index, message in enumerate(batch.messages)
     ]
@@ -82,7 +84,7 @@ def test_the_search_has_the_same_result_as_trying_one_by_one(
 ) -> None:
     found = outcome(rounds, trouble, window, batch)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SentBatch, "halves", one_by_one)
+        patch.setattr(SendBatch, "halves", one_by_one)
         assert found == outcome(rounds, trouble, window, batch)
 
 

@@ -8,14 +8,13 @@ from concurrent.futures import Future, as_completed, wait
 from typing import Any
 
 import pytest
+from tests.client.producer.engine_sim import open_intake
 from tests.fast.both import references, twins
 
 from lanemq.client.producer.batches import PendingMessage
-from lanemq.client.producer.inbox import Intake, KeyTargets
 from lanemq.client.producer.outcomes import Stored
 from lanemq.client.producer.waiters import SubmittedFuture
 from lanemq.client.receipt import Receipt, StoredAs
-from lanemq.client.topic_route import TopicRoute
 from lanemq.model.errors import RequestTimedOut
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
@@ -111,9 +110,7 @@ def test_it_can_be_awaited(future: Any) -> None:
 @pytest.mark.parametrize("tie", ["callback", "attribute", "traceback"])
 def test_a_future_in_a_reference_cycle_is_collected(tie: str) -> None:
     """The garbage collector does not track the twin until something could refer back to it."""
-    intake = Intake(bytes, lambda: "id", SubmittedFuture, lambda: None, 100, True)
-    intake.topics["orders"] = KeyTargets(TopicRoute("orders", (QUEUE,), (), {}))
-    intake.open = True
+    intake = open_intake(SubmittedFuture)
     gone = weakref.ref(in_a_cycle(intake.take("orders", "k", b"x"), tie))
     intake.take_out()
     gc.collect()

@@ -1,20 +1,19 @@
 """A time-out fails the messages whose deadline has passed, and those of their keys; younger ones continue."""
 
-from tests.core.sending.test_send_lane import lane, take
+from tests.core.sending.test_queue_sender import Sender, fail, new_sender, take
 
-from lanemq.core.sending.send_lane import SendLane
 from lanemq.core.sending.sent_window import Failed, SendError
 from lanemq.model.units import Millis
 
 YOUNG, UP, ALL_UP = Millis(400), Millis(500), Millis(900)
 
 
-def aged(*young: str, window: int = 3) -> SendLane[str]:
+def aged(*young: str, window: int = 3) -> Sender:
     """A message with deadline 500, and others with deadline 900, each in its own batch."""
-    sender = lane(window=window, timeout=500)
-    sender.offer("a0", 10, now=Millis(0))
+    sender = new_sender(window=window, timeout=500)
+    sender.append(("a0",), (10,), now=Millis(0))
     for message in young:
-        sender.offer(message, 10, now=YOUNG)
+        sender.append((message,), (10,), now=YOUNG)
     return sender
 
 
@@ -24,7 +23,7 @@ def test_a_younger_batch_in_flight_is_not_given_up_with_an_old_one() -> None:
     assert sender.expire(now=UP) == Failed(SendError.TOO_LATE, unknown=("a0",))
     assert not sender.must_renew, "their replies are still to come"
     assert sender.acknowledged(stored), "so the old one was stored too"
-    sender.failed(refused, SendError.GAP, now=UP)
+    fail(sender, refused, SendError.GAP, now=UP)
     assert sender.must_renew
     assert sender.renew() == 1
     again = take(sender, now=UP)
@@ -35,12 +34,12 @@ def test_a_younger_batch_in_flight_is_not_given_up_with_an_old_one() -> None:
 def test_a_batch_lost_with_the_connection_is_refused_as_a_gap_before_it_continues() -> None:
     sender = aged("b0")
     old, young = take(sender, count=1), take(sender, count=1)
-    sender.failed(old, SendError.RETRY, now=YOUNG)
-    sender.failed(young, SendError.RETRY, now=YOUNG)
+    fail(sender, old, SendError.RETRY, now=YOUNG)
+    fail(sender, young, SendError.RETRY, now=YOUNG)
     assert sender.expire(now=UP) == Failed(SendError.TOO_LATE, unknown=("a0",))
     again = take(sender, now=UP)
     assert (again.epoch, again.first_sequence, again.attempt) == (1, 1, 2)
-    sender.failed(again, SendError.GAP, now=UP)
+    fail(sender, again, SendError.GAP, now=UP)
     sender.renew()
     assert take(sender, now=UP).messages == ("b0",)
 
@@ -56,7 +55,7 @@ def test_a_message_that_waits_for_the_next_epoch_times_out_as_unsent() -> None:
     sender = aged("b0", "c0")
     _, clear, silent = (take(sender, count=1) for _ in range(3))
     sender.expire(now=UP)
-    sender.failed(clear, SendError.GAP, now=UP)
+    fail(sender, clear, SendError.GAP, now=UP)
     assert sender.expire(now=ALL_UP) == Failed(SendError.TOO_LATE, unknown=("c0",), unsent=("b0",))
     assert sender.must_renew
     assert sender.idle
@@ -67,22 +66,7 @@ def test_a_frozen_lane_is_idle_after_its_first_time_out() -> None:
     """There is no next epoch before `resume`, so waiting for replies would be pointless."""
     sender = aged("b0", "c0")
     _, _, illegal = (take(sender, count=1) for _ in range(3))
-    sender.failed(illegal, SendError.FATAL, now=YOUNG)
+    fail(sender, illegal, SendError.FATAL, now=YOUNG)
     assert sender.expire(now=UP) == Failed(SendError.TOO_LATE, unknown=("a0", "b0"))
     assert sender.idle
-    assert sender.resume() == 2
-
-
-def test_entries_of_left_messages_are_removed_with_their_line() -> None:
-    """Also if `open_span` is never read: a producer that never flushes would keep them all."""
-    sender = lane(timeout=100)
-    for number in range(50):
-        now = Millis(number * 200)
-        sender.offer(f"a{number}", 10, now=now)
-        if number % 2:
-            take(sender, now=now)
-        sender.expire(now=Millis(now + 100))
-        if sender.must_renew:
-            sender.renew()
-        assert len(sender._left_out) == 0
-        assert sender.open_span == 0
+    assert sender.resume()

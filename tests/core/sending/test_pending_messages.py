@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from lanemq.core.sending import pending_line
 from lanemq.core.sending.pending_line import PendingLine
-from lanemq.model.units import Millis
+from lanemq.core.sending.sent_window import SendBatch
+from lanemq.model.units import Epoch, Millis
 
 Entries = list[tuple[str, int, Millis]]
 
@@ -60,16 +61,17 @@ def behaves_like_a_plain_list(steps: Sequence[tuple[Any, ...]]) -> None:
                 names = [f"{'abcd'[(number + place) % 4]}{number + place}" for place in range(len(sizes))]
                 number += len(sizes)
                 if where == "add":
-                    line.add(names, sizes, Millis(now))
+                    line.add(names, sizes, Millis(now), number)
                     plain += [(name, size, Millis(now)) for name, size in zip(names, sizes, strict=True)]
                 else:
                     oldest = plain[0][2] if plain else Millis(now)
-                    again = [(name, size, oldest) for name, size in zip(names, sizes, strict=True)]
-                    line.put_back(again)
-                    plain[:0] = again
+                    line.put_back([SendBatch(Epoch(1), 0, tuple(names), sizes, oldest, -number)])
+                    plain[:0] = [(name, size, oldest) for name, size in zip(names, sizes, strict=True)]
             case ("cut", most, max_bytes) if plain:
                 taken = cut(plain, most, max_bytes)
-                assert line.cut(most, max_bytes) == ([each[0] for each in taken], [each[1] for each in taken])
+                found = line.cut(most, max_bytes)
+                assert list(zip(found.messages, found.sizes, strict=True)) == [each[:2] for each in taken]
+                assert found.deadline == taken[0][2]
                 del plain[: len(taken)]
             case ("late", age):
                 late = [name for name, _, deadline in plain if deadline <= now - age]
@@ -80,14 +82,15 @@ def behaves_like_a_plain_list(steps: Sequence[tuple[Any, ...]]) -> None:
                 assert line.take_keys(keys) == gone
                 plain = [each for each in plain if each[0] not in gone]
         assert line.messages() == [name for name, _, _ in plain]
-        assert len(line) == len(plain)
+        assert line.count == len(plain)
+        assert line.size == sum(size for _, size, _ in plain)
         assert line.deadline == (plain[0][2] if plain else None)
 
 
 def test_a_message_too_large_for_a_batch_is_cut_alone() -> None:
     line: PendingLine[str] = PendingLine(key_of)
-    line.add(("a", "b", "c"), (10, 999, 10), Millis(1))
-    assert [line.cut(9, 100)[0] for _ in range(3)] == [["a"], ["b"], ["c"]]
+    line.add(("a", "b", "c"), (10, 999, 10), Millis(1), 0)
+    assert [list(line.cut(9, 100).messages) for _ in range(3)] == [["a"], ["b"], ["c"]]
 
 
 class Large:
@@ -99,7 +102,7 @@ def test_messages_that_were_cut_are_not_kept() -> None:
     messages = [Large() for _ in range(4)]
     watched = [weakref.ref(message) for message in messages]
     line: PendingLine[Large] = PendingLine(lambda _: None)
-    line.add(messages, [1] * 4, Millis(1))
+    line.add(messages, [1] * 4, Millis(1), 0)
     del messages
     line.cut(3, 100)
     gc.collect()
@@ -117,13 +120,13 @@ def read_by_failures(waiting: int, together: int) -> list[int]:
 
     line: PendingLine[str] = PendingLine(counted)
     for start in range(0, waiting, together):
-        line.add([f"k{number}" for number in range(start, start + together)], [1] * together, Millis(1))
+        line.add([f"k{number}" for number in range(start, start + together)], [1] * together, Millis(1), start)
     found = []
     for key in ("k5", f"k{waiting - 1}", f"k{waiting // 2}"):
         read = 0
         assert line.take_keys({key, "missing"}) == [key]
         found.append(read)
-    assert len(line) == waiting - 3
+    assert line.count == waiting - 3
     return found
 
 
@@ -144,9 +147,9 @@ def test_without_the_index_a_failure_reads_the_whole_line(together: int) -> None
 def test_the_index_forgets_messages_that_were_sent() -> None:
     line: PendingLine[str] = PendingLine(key_of)
     for number in range(20_000):
-        line.add((f"a{number}",), (1,), Millis(number))
+        line.add((f"a{number}",), (1,), Millis(number), number)
         if number >= 1_000:
             line.cut(1, 1)
-    assert line._indexed <= 3 * len(line)
+    assert line._indexed <= 3 * line.count
     assert line.take_keys({"a"}) == [f"a{number}" for number in range(19_000, 20_000)]
     assert not line._by_key

@@ -8,33 +8,33 @@ for its route; calls that wait for room in the buffer share one.
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Self, TypeAlias, Unpack
+from typing import Self, Unpack
 
 from lanemq.background_log import ClientLog
 from lanemq.client.producer.base import (
     ASYNC_GATHER_MILLIS,
     TICK_SECONDS,
     AsyncBatchBlock,
+    OnReply,
     ProducerBase,
     buffer_full,
     closed,
-    no_answer,
     no_receipt,
     no_route,
-    not_reached,
     report_abandoned,
     route_pause,
     route_seconds,
 )
-from lanemq.client.producer.batches import Many, PendingMessage, SendArguments, refuse_delay
-from lanemq.client.producer.choosing import QueueChooser, check_sendable
-from lanemq.client.producer.engine import LOG_NAME, Actions, QueueLane, SendRequest
+from lanemq.client.producer.batches import Many, PendingMessage, SendArguments, total_size
+from lanemq.client.producer.choosing import check_sendable
+from lanemq.client.producer.engine import LOG_NAME
 from lanemq.client.producer.options import ProducerSettings
+from lanemq.client.producer.outcomes import Outcome
 from lanemq.client.producer.waiters import (
-    NO_WAITER,
     LoopFuture,
+    OnewayWaiter,
     TaskBatchWaiter,
     TaskWaiter,
     Waiter,
@@ -44,8 +44,8 @@ from lanemq.client.receipt import Receipt, Receipts
 from lanemq.client.routing import AsyncRoutes
 from lanemq.client.topic_route import TopicRoute
 from lanemq.clock import Clock
-from lanemq.model.errors import LaneError, LaneFrozen, TransportError
-from lanemq.model.keys import Key, key_text
+from lanemq.model.errors import LaneError, TransportError
+from lanemq.model.keys import Key
 from lanemq.model.names import check_topic
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Seconds
@@ -55,14 +55,13 @@ from lanemq.wire.command import Command
 
 log = ClientLog(__name__)
 
-Offer: TypeAlias = Callable[[TopicRoute], Sequence[QueueLane]]
-"""Offers messages to the lanes of a route."""
 
-
-class AsyncProducer(ProducerBase):
+class AsyncProducer(ProducerBase[Connection]):
     """Sends messages and keeps those of a key in order. For one event loop."""
 
     _log, _engine_log = log, ClientLog(LOG_NAME)
+    _routes: AsyncRoutes
+    _wake: asyncio.Event
 
     def __init__(self, servers: Servers, *, clock: Clock | None = None, **settings: Unpack[ProducerSettings]) -> None:
         super().__init__(servers, clock, settings)
@@ -78,11 +77,9 @@ class AsyncProducer(ProducerBase):
             declared=self._options.create,
             may_move=self._options.on_queue_change == "continue",
         )
-        self._chooser = QueueChooser(self._routes.missing)
-        self._links: dict[str, Connection] = {}
+        self._outages = self._routes.outages
         self._asking: dict[str, asyncio.Lock] = {}
         self._line = asyncio.Lock()
-        self._in_line = 0
         self._empties_soon = False
         self._old_topics: set[str] = set()
         self._refreshing: set[str] = set()
@@ -106,7 +103,9 @@ class AsyncProducer(ProducerBase):
         """
         waiter, began = TaskWaiter(), self._clock.now() if self._may_time_out else 0
         try:
-            if arguments or key is None or self._left_in_inbox(topic, key, value, waiter) is None:
+            if not arguments and key is not None and self._take(topic, key, value, waiter) is not None:
+                self._empty_soon()
+            else:
                 await self._accept(topic, value, key, arguments, waiter, sender_waits=True)
             if not self._may_time_out:
                 return await waiter
@@ -128,21 +127,20 @@ class AsyncProducer(ProducerBase):
     ) -> asyncio.Future[Receipt]:
         """As `Producer.submit`: accepts one message and returns a future with its receipt."""
         if not arguments and key is not None:
-            taken = self._left_in_inbox(topic, key, value)
+            taken: LoopFuture | None = self._take(topic, key, value)
             if taken is not None:
                 return taken
         future = LoopFuture()
-        try:
-            await self._accept(topic, value, key, arguments, future, sender_waits=False)
-        except LaneFrozen as error:
-            future.set_exception(error.with_traceback(None))  # the traceback refers to the future: a reference cycle
+        await self._accept(topic, value, key, arguments, future, sender_waits=False)
         return future
 
     async def send_oneway(
         self, topic: str, value: object, *, key: Key | None = None, **arguments: Unpack[SendArguments]
     ) -> None:
-        """Accepts one message, and does not report its outcome."""
-        await self._accept(topic, value, key, arguments, NO_WAITER, sender_waits=True)
+        """Accepts one message, and does not report its outcome. Raises if it cannot be accepted."""
+        waiter = OnewayWaiter()
+        await self._accept(topic, value, key, arguments, waiter, sender_waits=True)
+        waiter.raise_refusal()
 
     async def send_many(self, topic: str, messages: Many) -> Receipts:
         """Stores all messages, those of a key in the order given. The fastest call for more than a few messages.
@@ -164,8 +162,7 @@ class AsyncProducer(ProducerBase):
             interrupted = False
             return waiter.result()
         finally:
-            self._empty_inbox()
-            self._engine.call_ended(waiter, interrupted=interrupted)
+            self._call_ended(waiter, interrupted=interrupted)
 
     def batch(self, topic: str) -> AsyncBatchBlock:
         """`async with producer.batch("orders") as batch: batch.add(value, key=...)` sends all at the end."""
@@ -174,9 +171,7 @@ class AsyncProducer(ProducerBase):
     async def flush(self) -> None:
         """Waits until everything accepted so far is stored or has failed; not for later messages."""
         self._check_child()
-        self._empty_inbox()
-        self._post(self._engine.send_all_now())
-        mark = self._engine.mark()
+        mark = self._send_all()
         await self._wait_until(lambda: mark.settled)
 
     async def resume(self, topic: str, *, key: Key | None = None, queue: int | MessageQueue | None = None) -> None:
@@ -207,8 +202,7 @@ class AsyncProducer(ProducerBase):
     def end_with_program(self, seconds: float) -> None:
         """The program ends, and with it the event loop: reports what cannot be sent any more."""
         if not self._closed and not self._in_child:
-            waiting = sum(map(len, self._inbox.take_out().values()))
-            report_abandoned(log, self._engine.abandon(), waiting)
+            report_abandoned(log, [*self._inbox.left_over(), *self._engine.abandon()])
 
     async def _end(self, seconds: float) -> None:
         self._settled.set()  # tasks that wait for room in the buffer give up
@@ -237,25 +231,17 @@ class AsyncProducer(ProducerBase):
 
     # accepting messages
 
-    def _left_in_inbox(
-        self, topic: str, key: Key, value: object, waiter: TaskWaiter | None = None
-    ) -> LoopFuture | None:
-        """Leaves a message in the inbox, if it can be; returns its waiter, or None.
-
-        The next reply empties the inbox. A message whose sender waits must not wait for the reply of another queue: it
-        leaves the inbox when all tasks that are ready now have run, together with their messages.
-        """
-        try:
-            taken: LoopFuture | None = self._take(topic, key if type(key) is str else key_text(key), value, waiter)
-        except TypeError:
-            check_topic(topic)  # one that cannot be looked up, such as a list
-            raise
-        if taken is waiter and waiter is not None and not self._empties_soon:
-            self._empties_soon = True
-            waiter.get_loop().call_soon(self._empty_soon)
-        return taken
-
     def _empty_soon(self) -> None:
+        """Empties the inbox when all tasks that are ready now have run, together with their messages.
+
+        The next reply would empty it, too, but a message whose sender waits must not wait for the reply of another
+        queue.
+        """
+        if not self._empties_soon:
+            self._empties_soon = True
+            asyncio.get_running_loop().call_soon(self._empty_now)
+
+    def _empty_now(self) -> None:
         self._empties_soon = False
         self._empty_inbox()
 
@@ -270,30 +256,20 @@ class AsyncProducer(ProducerBase):
         sender_waits: bool,
     ) -> None:
         message, choice = self._packer.one(value, key, arguments, waiter, sender_waits=sender_waits)
-
-        def offer(route: TopicRoute) -> Sequence[QueueLane]:
-            if message.alone:
-                refuse_delay(route, message)
-            queue = self._chooser.choose(route, value, key, choice)
-            request = self._engine.send_alone(queue, message, route)
-            if request is not None:
-                self._post((request,))
-            lanes = () if request is not None else (self._engine.offer_one(queue, message, route),)
-            self._inbox.learn(route)
-            return lanes
-
-        await self._wait_in_line(topic, message.size, offer, self._inbox.full_at)
+        route = await self._room_for(topic, message.size, self._inbox.full_at)
+        queue = self._choose(route, message, value, key, choice)
+        self._change(lambda: self._hand_over(route, {queue: (message,)}))
 
     async def _accept_chunk(self, topic: str, chunk: list[PendingMessage]) -> None:
-        def offer(route: TopicRoute) -> list[QueueLane]:
-            return self._engine.offer_all(self._chooser.sort_out(route, chunk), route)
+        route = await self._room_for(topic, total_size(chunk), self._options.buffer_bytes)
+        by_queue = self._chooser.sort_out(route, chunk)
+        self._change(lambda: self._hand_over_all(route, by_queue))
 
-        await self._wait_in_line(topic, sum([message.size for message in chunk]), offer, self._options.buffer_bytes)
+    async def _room_for(self, topic: str, size: int, full_at: int) -> TopicRoute:
+        """The route of a topic, when there is room: at once if no other call waits, otherwise after the calls in line.
 
-    async def _wait_in_line(self, topic: str, size: int, offer: Offer, full_at: int) -> None:
-        """Offers messages: at once if no other call waits and there is room, otherwise after the calls in line.
-
-        There is room while the buffer has no more than `full_at` bytes.
+        There is room while the buffer has no more than `full_at` bytes. The caller hands its messages over before any
+        other task runs.
         """
         if self._closing:
             self._check_open()
@@ -303,36 +279,25 @@ class AsyncProducer(ProducerBase):
         most_before = full_at - min(size, full_at)  # more than the whole buffer cannot become free
         route = self._known_route(topic)
         if self._in_line == 0 and route is not None and self._has_room(most_before):
-            self._offer_now(route, offer)
-            return
+            return route
         self._in_line += 1
         self._adjust_inbox()
         began = self._clock.now()
         try:
             route = await self._route(topic)
             left = self._options.timeout - (self._clock.now() - began) / 1000
-            await self._wait_for_room(route, most_before, offer, max(0.0, left))
+            await self._wait_for_room(most_before, max(0.0, left))
+            return route
         finally:
             self._in_line -= 1
             self._adjust_inbox()
 
-    async def _wait_for_room(self, route: TopicRoute, most_before: int, offer: Offer, seconds: float) -> None:
+    async def _wait_for_room(self, most_before: int, seconds: float) -> None:
         try:
-            async with asyncio.timeout(seconds) as limit, self._line:
+            async with asyncio.timeout(seconds), self._line:
                 await self._wait_until(lambda: self._has_room(most_before) or self._closing)
-                self._offer_now(route, offer)
         except TimeoutError:
-            if not limit.expired():
-                raise  # from the caller's selector
             raise buffer_full(self._options.buffer_bytes, self._options.timeout) from None
-
-    def _offer_now(self, route: TopicRoute, offer: Offer) -> None:
-        if self._closing:
-            raise closed()
-        for lane in offer(route):
-            self._post(lane.take_requests())
-            if lane.needs_wake:
-                self._wake.set()
 
     async def _route(self, topic: str) -> TopicRoute:
         """The route of the topic. Asks until a name server answers; calls for one topic get it in their order."""
@@ -370,101 +335,67 @@ class AsyncProducer(ProducerBase):
             self._settled.clear()
             await self._settled.wait()
 
-    def _empty_inbox(self) -> None:
-        if self._inbox:
-            actions, wake = self._inbox.move_all(self._engine, self._clock.now())
-            if wake:
-                self._wake.set()
-            self._post(actions.requests)
-            self._finish(actions)
+    # connections
 
-    def _adjust_inbox(self) -> None:
-        """After every change of what the inbox depends on. It is closed while calls wait in line, or `submit` would
-        overtake them."""
-        may_open = not self._in_line and not self._closing
-        self._inbox.adjust(may_open and self._unanswered > 0, self._engine.unsettled.bytes)
+    def _give_up(self, error: BaseException) -> None:
+        """It ends the event loop, and with it the producer (`end_with_program`)."""
 
-    # requests and replies
-
-    def _post(self, requests: Iterable[SendRequest]) -> None:
+    def _post(self, link: Connection, command: Command, on_reply: OnReply) -> None:
         # The engine's deadlines come first; this one only keeps a connection from remembering requests indefinitely.
-        forget_after = self._options.delivery_timeout + 60
-        for request in requests:
-            self._unanswered += 1
-            self._links[request.broker].post(request.command, partial(self._replied, request), forget_after)
-        self._adjust_inbox()
+        link.post(command, on_reply, self._options.delivery_timeout + 60)
 
-    def _replied(self, request: SendRequest, reply: Command | None, error: LaneError | None) -> None:
-        self._unanswered -= 1
-        receipt = None if self._inbox else self._engine.stored_alone(request, reply)
-        if receipt is not None:
-            self._adjust_inbox()
-            request.batch.messages[0].waiter.stored(0, receipt)
-            self._settled.set()
-            self._has_answered(request)
-            return
-        if self._inbox.is_due(self._unanswered, self._clock.now):
-            self._empty_inbox()
-        actions = self._engine.replied(request, reply, error)
-        self._post(actions.requests)
-        self._finish(actions)
-        if not actions.outcomes:
-            self._wake.set()  # the batch will be sent again later
-        if reply is not None:
-            self._has_answered(request)
+    def _write(self, links: Iterable[Connection]) -> None:
+        """`_post` has written them."""
 
-    def _has_answered(self, request: SendRequest) -> None:
-        if self._routes.outages.away:
-            self._routes.outages.answered(self._links[request.broker].address)
-            self._routes.outages.answered(request.broker)
-
-    def _finish(self, actions: Actions) -> None:
-        for topic in actions.stale_topics:  # before the outcomes: a caller that gets one may send again at once
-            self._routes.stale(topic)
-        for outcome in actions.outcomes:
+    def _notify(self, outcomes: Iterable[Outcome]) -> None:
+        for outcome in outcomes:
             outcome.notify()
-        for topic in actions.silent_topics:
-            self._routes.unreachable(topic)
-            if self._routes.is_due(topic):
-                self._old_topics.add(topic)
-        for broker in actions.hang_up:
-            self._routes.outages.failed(self._links[broker].address, no_answer(self._options.request_timeout))
-            self._links[broker].close()
+
+    def _tell_waiting(self) -> None:
         self._settled.set()
-        self._log_lines(actions)
+
+    def _refresh_route(self, topic: str) -> None:
+        self._old_topics.add(topic)
+
+    def _hang_up(self, link: Connection) -> None:
+        link.close()
+
+    def _start_dialing(self, broker: str, topic: str) -> None:
+        self._tasks.create_task(self._dial(broker, topic))
+
+    async def _dial(self, broker: str, topic: str) -> None:
+        server: object = broker
+        try:
+            route = await self._routes.get(topic, provisional=True)
+            server = address = route.master(broker)
+            lost = partial(self._lost, broker)
+            link = await open_connection(address, on_lost=lost, security=self._security)
+        except Exception as error:  # noqa: BLE001 - if not reported, the broker would never be dialled again
+            self._has_not_dialed(broker, topic, server, error)
+        else:
+            self._has_dialed(broker, link)
 
     # the maintenance task
 
     async def _maintain(self) -> None:
         """Runs until the producer is closed, whatever fails: without it nothing would be sent again."""
         pause = 0.0
-        async with asyncio.TaskGroup() as dials:
+        async with asyncio.TaskGroup() as self._tasks:
             while not self._closed:
                 await self._sleep(pause)
                 try:
-                    self._maintain_once(dials)
+                    self._maintain_once()
+                    self._refresh_old()
                     pause = self._pause()
                 except Exception:
                     log.exception("unexpected error in the producer's maintenance task, which continues")
                     pause = TICK_SECONDS
 
-    def _maintain_once(self, dials: asyncio.TaskGroup) -> None:
-        self._empty_inbox()
-        self._inbox.forget_old(self._routes.cached)
-        actions = self._engine.tick()
-        self._post(actions.requests)
-        self._finish(actions)
-        for link in self._former_masters(self._routes.known, self._links):
-            link.close()
-        for broker, topic in self._engine.to_dial():
-            dials.create_task(self._dial(broker, topic))
+    def _refresh_old(self) -> None:
         old, self._old_topics = self._old_topics, set()
         for topic in old - self._refreshing:
             self._refreshing.add(topic)
-            dials.create_task(self._refresh(topic))
-        if self._heartbeat_is_due():
-            for link in self._links.values():
-                link.post_oneway(self._heartbeat())
+            self._tasks.create_task(self._refresh(topic))
 
     async def _sleep(self, seconds: float) -> None:
         """Until the time has passed or the task is woken."""
@@ -483,29 +414,6 @@ class AsyncProducer(ProducerBase):
             log.debug("the route of topic %s cannot be refreshed: %s", topic, error)
         finally:
             self._refreshing.discard(topic)
-
-    async def _dial(self, broker: str, topic: str) -> None:
-        server: object = broker
-        try:
-            route = await self._routes.get(topic, provisional=True)
-            server = address = route.master(broker)
-            lost = partial(self._lost, broker)
-            link = await open_connection(address, on_lost=lost, security=self._security)
-        except Exception as error:  # noqa: BLE001 - if not reported, the broker would never be dialled again
-            self._routes.expire(topic)
-            self._engine.dial_failed(broker, not_reached(log, self._routes.outages, broker, server, error))
-            self._wake.set()
-            return
-        link.post_oneway(self._heartbeat())
-        self._links[broker] = link
-        self._post(self._engine.connected(broker))
-        if not link.is_open:  # it was lost before `_lost` could know it
-            self._engine.disconnected(broker)
-
-    def _lost(self, broker: str, link: Connection) -> None:
-        if self._links.get(broker) is link:
-            self._engine.disconnected(broker)
-        self._wake.set()
 
 
 def _gather_ms() -> int:

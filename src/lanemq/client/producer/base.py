@@ -1,14 +1,21 @@
-"""What both producers share: their parts, `drop`, `frozen_keys` and batch blocks.
+"""What both producers share: everything but waiting, connecting and writing.
 
-`Producer` adds threads and sockets, `AsyncProducer` tasks on an event loop. Everything that touches the engine or the
-inbox does so under `_lock`, which is a null context on an event loop.
+`Producer` adds threads and sockets, `AsyncProducer` tasks on an event loop. Whatever changes the engine is a step of
+`_change`: it runs under `_lock`, which is a null context on an event loop, and what it decides is carried out after the
+lock is released: requests are written, senders are notified, lines are logged.
+
+A message has one way in: a call encodes it, and `_hand_over` (or the inbox, while the broker is busy) gives it to
+`SendEngine.accept`, which appends it to the sender of its queue. It has one way out: `_replied`, `SendEngine.replied`
+and the outcome that notifies its waiter.
 """
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar, Protocol, Self, TypeVar, Unpack
+from functools import partial
+from types import MappingProxyType
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeAlias, TypeVar, Unpack
 
 from lanemq.background_log import ClientLog
 from lanemq.client import metrics as names
@@ -24,16 +31,18 @@ from lanemq.client.producer.batches import (
     RequestBuilder,
     gathered,
     heartbeat,
+    refuse_delay,
 )
 from lanemq.client.producer.choosing import QueueChooser
 from lanemq.client.producer.ending import watch
-from lanemq.client.producer.engine import DIAL_BACKOFF_MILLIS, Actions, SendEngine
-from lanemq.client.producer.freezes import Frozen
+from lanemq.client.producer.engine import DIAL_BACKOFF_MILLIS, Actions, FlushMark, SendEngine, SendRequest
+from lanemq.client.producer.freezes import Frozen, Sender
 from lanemq.client.producer.inbox import SendInbox
 from lanemq.client.producer.options import ProducerOptions, ProducerSettings, producer_options
 from lanemq.client.producer.outcomes import Outcome
 from lanemq.client.producer.waiters import BatchWaiter, SingleWaiter
 from lanemq.client.receipt import Receipt, Receipts
+from lanemq.client.routing import CachedRoutes
 from lanemq.client.topic_route import TopicRoute
 from lanemq.clock import Clock, SystemClock
 from lanemq.forking import tell_child
@@ -62,20 +71,36 @@ HEARTBEAT_MILLIS = 30_000
 """RocketMQ's ClientConfig.heartbeatBrokerInterval; brokers close connections that are silent for 120 s."""
 
 
+OnReply: TypeAlias = Callable[[Command | None, LaneError | None], None]
+
+NOTHING_ELSE: Mapping[Sender, Sequence[PendingMessage]] = MappingProxyType({})
+
+
 class _Link(Protocol):
     address: Address
     is_open: bool
+
+    def post_oneway(self, command: Command) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class _Flag(Protocol):
+    def set(self) -> None: ...
 
 
 L = TypeVar("L", bound=_Link)
 
 
-class ProducerBase(ABC):
+class ProducerBase(ABC, Generic[L]):
     """A producer without connections."""
 
     _log: ClassVar[ClientLog]
     _engine_log: ClassVar[ClientLog]
-    _chooser: QueueChooser
+    _routes: CachedRoutes
+    _outages: OutageLog
+    _wake: _Flag
+    """Set when maintenance has something to do before its time."""
 
     def __init__(self, servers: Servers, clock: Clock | None, settings: ProducerSettings) -> None:
         self._servers = servers_text(servers)
@@ -96,26 +121,16 @@ class ProducerBase(ABC):
         self._options = producer_options(self._clock, self._client_id, **settings)
         self._security = self._options.security
         self._packer = Packer(self._options)
+        self._chooser = QueueChooser(lambda topic: self._routes.missing(topic))
         builder = RequestBuilder(self._options.group, self._client_id, new_producer_id())
         self._engine = SendEngine(self._options, builder, self._clock)
-        self._inbox = SendInbox(self._options, self._packer, new_future, self._empty_inbox)
+        self._inbox = SendInbox(self._options, self._engine, self._packer, new_future, self._empty_inbox)
         self._take = self._inbox.take
-        self._unanswered = 0
-        self._closing = self._closed = False
-        self._in_child = False
+        self._links: dict[str, L] = {}
+        self._unanswered = self._in_line = 0
+        """Requests without a reply, and calls on an event loop that wait for a route or for room."""
+        self._closing = self._closed = self._gave_up = self._in_child = False
         self._next_heartbeat = 0
-
-    def _chunks(
-        self, messages: Many, waiter: BatchWaiter, route: Callable[[], TopicRoute | None], max_ms: Callable[[], int]
-    ) -> Iterator[list[PendingMessage]]:
-        """What `send_many` hands over at once: as much as the topic's queues need for batches worth a request."""
-
-        def wanted() -> int:
-            known = route()
-            return 0 if known is None else GATHERED_PER_QUEUE * len(known.publish)
-
-        chunks, max_bytes = self._packer.chunks(messages, waiter), self._options.buffer_bytes // 4
-        return gathered(chunks, waiter, wanted, max_bytes, max_ms, self._clock)
 
     @abstractmethod
     def end_with_program(self, seconds: float) -> None:
@@ -134,7 +149,7 @@ class ProducerBase(ABC):
 
     @abstractmethod
     def _leave_to_parent(self) -> None:
-        """Gives up connections and messages without a word to the broker: the parent goes on with them."""
+        """Gives up connections and messages without a word to the broker: the parent continues with them."""
 
     def _check_child(self) -> None:
         if self._in_child:
@@ -161,10 +176,8 @@ class ProducerBase(ABC):
         check_topic(topic)
         self._check_child()
         self._empty_inbox()
-        with self._lock:
-            outcomes = self._engine.drop(topic, text)
-        self._finish(Actions(outcomes=outcomes))
-        return sum(len(outcome.messages) for outcome in outcomes)
+        actions = self._change(lambda: Actions(outcomes=self._engine.drop(topic, text)))
+        return sum(len(outcome.messages) for outcome in actions.outcomes)
 
     def frozen_keys(self, topic: str | None = None) -> list[Frozen]:
         """What is frozen, since when and why; an entry without a key is a queue that is frozen as a whole."""
@@ -199,24 +212,203 @@ class ProducerBase(ABC):
         with self._lock:
             self._engine.send_interrupted(waiter)
 
-    @abstractmethod
-    def _empty_inbox(self) -> None:
-        """Moves what `submit` left in the inbox to the lanes. Called before anything that must not overtake it."""
-
-    @abstractmethod
-    def _finish(self, actions: Actions) -> None:
-        """Carries out all actions except requests, which are already written."""
-
-    def _log_lines(self, actions: Actions) -> None:
-        """Logs what the engine has to say, when everything else is done: a handler of the log may use the producer."""
-        for line in actions.lines:
-            self._engine_log.log(line.level, line.text, *line.args)
+    def _call_ended(self, waiter: BatchWaiter, *, interrupted: bool) -> None:
+        """A `send_many` ended; if interrupted, its caller does not learn the outcome."""
+        self._empty_inbox()
+        with self._lock:
+            self._engine.call_ended(waiter, interrupted=interrupted)
 
     def _close_seconds(self, timeout: Seconds | None) -> float:
         settled = self._options.delivery_timeout + CLOSE_SPARE_SECONDS
         return settled if timeout is None else min(settled, seconds("timeout", timeout))
 
+    # messages in
+
+    def _chunks(
+        self, messages: Many, waiter: BatchWaiter, route: Callable[[], TopicRoute | None], max_ms: Callable[[], int]
+    ) -> Iterator[list[PendingMessage]]:
+        """What `send_many` hands over at once: as much as the topic's queues need for batches worth a request."""
+
+        def wanted() -> int:
+            known = route()
+            return 0 if known is None else GATHERED_PER_QUEUE * len(known.publish)
+
+        chunks, max_bytes = self._packer.chunks(messages, waiter), self._options.buffer_bytes // 4
+        return gathered(chunks, waiter, wanted, max_bytes, max_ms, self._clock)
+
+    def _choose(
+        self, route: TopicRoute, message: PendingMessage, value: object, key: Key | None, choice: QueueChoice | None
+    ) -> MessageQueue:
+        """The queue of a message. Not under the lock: a selector is the caller's code."""
+        if message.alone:
+            refuse_delay(route, message)
+        return self._chooser.choose(route, value, key, choice)
+
+    def _hand_over(self, route: TopicRoute, by_queue: Mapping[MessageQueue, Sequence[PendingMessage]]) -> Actions:
+        """Gives messages to their senders, behind those in the inbox. A step of `_change`."""
+        if self._closing:
+            raise closed()
+        self._inbox.learn(route)
+        engine = self._engine
+        messages = {engine.sender_for(queue, route): together for queue, together in by_queue.items()}
+        return self._move(messages) if self._inbox else engine.accept(messages)
+
+    def _hand_over_all(self, route: TopicRoute, by_queue: Mapping[MessageQueue, Sequence[PendingMessage]]) -> Actions:
+        """The same for a chunk of `send_many`: all of it, or none if one of its messages may not be sent."""
+        self._engine.check(by_queue)
+        return self._hand_over(route, by_queue)
+
+    def _move(self, others: Mapping[Sender, Sequence[PendingMessage]] = NOTHING_ELSE) -> Actions:
+        """Empties the inbox into the senders, and gives them these messages behind it. A step of `_change`."""
+        if self._gave_up:
+            return Actions(outcomes=[*self._inbox.left_over()])
+        actions = self._inbox.move(others, self._clock.now())
+        if self._closed:  # `close` has already abandoned the rest
+            actions.outcomes += self._engine.abandon()
+        return actions
+
+    def _empty_inbox(self) -> None:
+        """Called before anything that must not overtake what is in the inbox."""
+        if self._inbox:
+            self._change(self._move)
+
+    def _adjust_inbox(self) -> None:
+        """With the lock held, after every change of what the inbox depends on. It is closed while calls on an event
+        loop wait in line, or `submit` would overtake them."""
+        may_open = self._unanswered > 0 and not self._closing and not self._in_line
+        self._inbox.adjust(may_open, self._engine.unsettled.bytes)
+
+    # changes of the engine
+
+    def _change(self, step: Callable[[], Actions], wait: Callable[[], None] | None = None) -> Actions:
+        """Changes the engine under the lock, then carries out what it decided without it.
+
+        `wait` may wait before, with the lock, and changes nothing: it may be interrupted.
+        """
+        with self._lock:
+            if wait is not None:
+                wait()
+            try:
+                actions = step()
+                links = self._line_up(actions.requests)
+            except LaneError:
+                raise
+            except BaseException as error:
+                self._give_up(error)
+                raise
+        self._write(links)
+        self._finish(actions)
+        return actions
+
+    @abstractmethod
+    def _give_up(self, error: BaseException) -> None:
+        """An exception that is not ours left a change half done; with the lock held."""
+
+    def _line_up(self, requests: Collection[SendRequest]) -> Collection[L]:
+        """Queues requests on their connections, which it returns. With the lock held, so that two threads cannot swap
+        two batches of a queue."""
+        links: set[L] = set()
+        for request in requests:
+            link = self._links[request.sender.queue.broker]
+            links.add(link)
+            self._unanswered += 1
+            self._post(link, request.command, partial(self._replied, request))
+        self._adjust_inbox()
+        return links
+
+    @abstractmethod
+    def _post(self, link: L, command: Command, on_reply: OnReply) -> None:
+        """Queues a request on its connection."""
+
+    @abstractmethod
+    def _write(self, links: Iterable[L]) -> None:
+        """Writes what is queued on these connections."""
+
+    def _replied(self, request: SendRequest, reply: Command | None, error: LaneError | None) -> None:
+        """A request was answered, or its connection was lost."""
+
+        def step() -> Actions:
+            self._unanswered -= 1
+            if not self._inbox.is_due(self._unanswered, self._clock.now):
+                return self._engine.replied(request, reply, error)
+            return self._engine.replied(request, reply, error, self._move())
+
+        self._change(step)
+        if reply is not None and self._outages.away:
+            self._outages.answered(self._links[request.broker].address)
+            self._outages.answered(request.broker)
+
+    def _send_all(self) -> FlushMark:
+        """Sends what has been accepted, without waiting for more to share its batch."""
+        self._empty_inbox()
+        with self._lock:
+            mark = self._engine.mark()
+        self._change(lambda: Actions(requests=self._engine.send_all_now()))
+        return mark
+
+    def _finish(self, actions: Actions) -> None:
+        """Carries out everything but requests, which are already written."""
+        for topic in actions.stale_topics:  # before the outcomes: a caller that gets one may send again at once
+            self._routes.stale(topic)
+        if actions.outcomes:
+            self._notify(actions.outcomes)
+            self._tell_waiting()
+        for topic in actions.silent_topics:
+            self._routes.unreachable(topic)
+            if self._routes.is_due(topic):
+                self._refresh_route(topic)
+        for broker in actions.hang_up:
+            link = self._links[broker]
+            self._outages.failed(link.address, no_answer(self._options.request_timeout))
+            self._hang_up(link)
+        if actions.wake:
+            self._wake.set()
+        for line in actions.lines:  # last, because a handler of the log may use the producer
+            self._engine_log.log(line.level, line.text, *line.args)
+
+    @abstractmethod
+    def _notify(self, outcomes: Iterable[Outcome]) -> None:
+        """Calls `notify` of each."""
+
+    @abstractmethod
+    def _refresh_route(self, topic: str) -> None:
+        """Asks for the route of a topic again, without waiting for it."""
+
+    @abstractmethod
+    def _hang_up(self, link: L) -> None:
+        """Closes a connection without waiting. What it has not answered is sent again over a new one."""
+
+    @abstractmethod
+    def _tell_waiting(self) -> None:
+        """Wakes calls that wait for room, or for what was accepted to be settled."""
+
     # maintenance
+
+    def _maintain_once(self) -> None:
+        self._empty_inbox()
+        with self._lock:
+            self._inbox.forget_old(self._routes.cached)
+            actions = self._engine.tick()
+            links = self._line_up(actions.requests)
+            dial = self._engine.to_dial()
+            old = self._former_masters()
+        self._write(links)
+        self._finish(actions)
+        for link in old:
+            self._hang_up(link)
+        for broker, topic in dial:
+            self._start_dialing(broker, topic)
+        if self._heartbeat_is_due():
+            for link in tuple(self._links.values()):
+                self._beat(link)
+
+    @abstractmethod
+    def _start_dialing(self, broker: str, topic: str) -> None:
+        """Connects to a broker in the background; `_has_dialed` or `_has_not_dialed` follows."""
+
+    def _beat(self, link: L) -> None:
+        """Sends a heartbeat."""
+        link.post_oneway(heartbeat(self._client_id, self._options.group))
 
     def _pause(self) -> float:
         """Seconds until maintenance is needed again."""
@@ -224,20 +416,49 @@ class ProducerBase(ABC):
             wake = self._engine.next_wake()
         return TICK_SECONDS if wake is None else min(TICK_SECONDS, max(0, wake - self._clock.now()) / 1000)
 
-    def _former_masters(self, known: Callable[[str], TopicRoute | None], links: Mapping[str, L]) -> list[L]:
+    def _former_masters(self) -> list[L]:
         """Open connections to brokers whose master is at another address now. What they have not answered is sent to
         the new master when they are closed."""
         old: list[L] = []
-        for broker, link in links.items():
-            route = known(self._engine.topic_of(broker)) if link.is_open else None
+        for broker, link in self._links.items():
+            route = self._routes.known(self._engine.topic_of(broker)) if link.is_open else None
             master = route.master_of(broker) if route is not None else None
             if master is not None and master != link.address:
                 self._log.warning("broker %s has another master now: %s instead of %s", broker, master, link.address)
                 old.append(link)
         return old
 
-    def _heartbeat(self) -> Command:
-        return heartbeat(self._client_id, self._options.group)
+    def _has_dialed(self, broker: str, link: L) -> None:
+        self._beat(link)
+
+        def step() -> Actions:
+            self._links[broker] = link
+            requests = [] if self._closed else self._engine.connected(broker)  # `close` finds it among the links
+            if not link.is_open:  # it was lost before `_lost` could know it
+                self._engine.disconnected(broker)
+            return Actions(requests=requests)
+
+        self._change(step)
+        if self._closed:
+            link.close()
+
+    def _has_not_dialed(self, broker: str, topic: str, server: object, error: Exception) -> None:
+        """Logs it, an unexpected error with its traceback."""
+        self._routes.expire(topic)
+        if isinstance(error, LaneError):
+            self._outages.failed(server, error)
+        else:
+            self._log.error("unexpected error while connecting to broker %s", broker, exc_info=error)
+            error = ConnectFailed(f"connecting to broker {broker!r} failed unexpectedly: {error!r}")
+        with self._lock:
+            self._engine.dial_failed(broker, error)
+        self._wake.set()
+
+    def _lost(self, broker: str, link: L) -> None:
+        with self._lock:
+            if self._links.get(broker) is link:
+                self._engine.disconnected(broker)
+        self._wake.set()
 
     def _heartbeat_is_due(self) -> bool:
         """True once per interval."""
@@ -248,7 +469,7 @@ class ProducerBase(ABC):
         return True
 
 
-def _take_nothing(topic: str, key: str, value: object, waiter: object = None) -> None:
+def _take_nothing(topic: str, key: Key, value: object, waiter: object = None) -> None:
     """`SendInbox.take` of a producer that has to start anew first."""
 
 
@@ -296,15 +517,6 @@ def no_answer(seconds: float) -> RequestTimedOut:
 
 def closed() -> Closed:
     return Closed("this producer is closed: make a new one")
-
-
-def not_reached(log: ClientLog, outages: OutageLog, broker: str, server: object, error: Exception) -> LaneError:
-    """The error of a failed attempt to connect. Logs it, an unexpected one with its traceback."""
-    if isinstance(error, LaneError):
-        outages.failed(server, error)
-        return error
-    log.error("unexpected error while connecting to broker %s", broker, exc_info=error)
-    return ConnectFailed(f"connecting to broker {broker!r} failed unexpectedly: {error!r}")
 
 
 # batch blocks

@@ -385,7 +385,7 @@ def pack_pairs(
         if size > max_body:
             refuse(size)
         message_id = next_id()
-        text = f"__SHARDINGKEY\x01{key}\x02UNIQ_KEY\x01{message_id}\x02WAIT\x01true\x02"
+        text = properties_text(key, message_id)
         weight = size + len(text) + MESSAGE_OVERHEAD
         message = make(body, text, message_id, key, 0, False, False, waiter, index, weight)
         index += 1

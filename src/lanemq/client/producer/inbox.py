@@ -1,34 +1,33 @@
-"""Where `submit`, and `send` on an event loop, leave plain messages while the broker is busy; they join their lanes in
-bulk.
+"""The line in which plain messages wait while the broker is busy, until a reply moves all of them to their senders.
 
-A message that finds earlier ones unanswered would only wait in its lane. So the call does what its caller must learn at
-once (encode the value, check the size, assign the id) and leaves the message here. The next reply, the maintenance
-thread or the next call that does not use the inbox moves everything to the lanes first; on an event loop, so does the
-loop's next iteration after a `send`.
+A message that finds earlier ones unanswered would only wait behind them. So `submit`, and `send` on an event loop, do
+what their caller must learn at once (encode the value, check the size, assign the id) and leave the message here,
+without the producer's lock. The next reply, the maintenance thread or the next call that takes the lock moves
+everything to the senders, in one `SendEngine.accept`; on an event loop, so does the loop's next iteration after a
+`send`.
 
 With many queues, each reply would find a message or two for each of them, and a request costs far more than a message.
 So while the broker has many requests to answer, a reply leaves the messages where they are (`is_due`).
 
-Invariants: there is one line for all topics, and a caller that offers a message to a lane empties the inbox first, so
-no message overtakes another. The inbox is open only while a reply is expected that will empty it, and while the buffer
-has room for a full inbox: no message is left behind, and the buffer never overflows.
+Invariants: there is one line for all topics, and whoever brings other messages moves the line first, so no message
+overtakes another. The inbox is open only while a reply is expected that will empty it, and while the buffer has room
+for a full inbox: no message is left behind, and the buffer never overflows.
 """
 
 from collections import deque
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 from lanemq._fast import compiled
-from lanemq.client.producer.batches import MESSAGE_OVERHEAD, Packer, PendingMessage
-from lanemq.client.producer.engine import Actions, QueueLane, SendEngine
+from lanemq.client.producer.batches import MESSAGE_OVERHEAD, Packer, PendingMessage, properties_text
+from lanemq.client.producer.engine import Actions, SendEngine
+from lanemq.client.producer.freezes import Sender
 from lanemq.client.producer.options import ProducerOptions
 from lanemq.client.producer.outcomes import NotStored
-from lanemq.client.producer.waiters import Waiter
 from lanemq.client.topic_route import TopicRoute
 from lanemq.core.sending.sharding import pick_queue
-from lanemq.model.errors import Closed, LaneFrozen
-from lanemq.model.keys import is_unicode
-from lanemq.model.queue import MessageQueue
+from lanemq.model.errors import Closed
+from lanemq.model.keys import Key, is_unicode, key_text
 
 MAX_MESSAGES = 4096
 """In a full inbox, if they are small. Fewer: a caller that is quicker than the replies finds it full more often, and
@@ -55,9 +54,6 @@ FEW_REQUESTS = 16
 MAX_HELD_MS = 100
 """How long messages stay in the inbox at most while replies come in."""
 
-QUICK_TEXT = len("__SHARDINGKEY\x01\x02UNIQ_KEY\x01\x02WAIT\x01true\x02")
-"""Characters of the properties of a plain message, without its key and its id."""
-
 KNOWN_KEYS, KNOWN_TOPICS = 16_384, 256
 """Keys of a topic whose queue is remembered, and topics; when they are more, all are forgotten at once."""
 
@@ -66,10 +62,16 @@ class SendInbox:
     """The inbox of one producer. All methods but `take` are called under the engine's lock."""
 
     def __init__(
-        self, options: ProducerOptions, packer: Packer, new_future: Callable[[], Any], empty: Callable[[], None]
+        self,
+        options: ProducerOptions,
+        engine: SendEngine,
+        packer: Packer,
+        new_future: Callable[[], Any],
+        empty: Callable[[], None],
     ) -> None:
         max_body = min(MAX_BODY_BYTES, options.compress_above - 1, options.max_body_bytes)
         max_bytes = max(MIN_BYTES, min(MAX_BYTES, options.buffer_bytes // 4))
+        self._engine = engine
         self._intake = Intake(packer.encode, packer.next_id, new_future, empty, max_body, packer.passes_bytes)
         self._intake.max_bytes = max_bytes - _MAX_SIZE
         # Lingering is counted from the call, which the inbox does not do.
@@ -78,17 +80,13 @@ class SendInbox:
         """Bytes in the buffer at which calls that send one message wait. Above it the inbox is closed, and every
         message would need the lock; so the last part of a large buffer is left to the inbox."""
         self.take = self._intake.take
-        # What `move_all` has taken out and not yet put into lanes.
-        self._moving: dict[Target, list[PendingMessage]] = {}
+        # What `move` hands to the engine, until the engine has it.
+        self._moving: dict[Sender, Sequence[PendingMessage]] = {}
         # Requests to answer at which a reply empties the inbox, and when it was emptied last.
         self._few, self._moved_at = FEW_REQUESTS, 0
 
     def __len__(self) -> int:
         return len(self._intake)
-
-    def take_out(self) -> "dict[Target, list[PendingMessage]]":
-        """Empties the inbox without sending anything."""
-        return self._intake.take_out()
 
     def adjust(self, awaits_reply: bool, buffered_bytes: int) -> None:
         """Opens the inbox if a reply is certain to come and the buffer has room for a full inbox, else closes it."""
@@ -100,19 +98,20 @@ class SendInbox:
         Called for messages that did not use the inbox.
         """
         topics = self._intake.topics
+        known = topics.get(route.topic)
         if route.provisional or not route.publish or route.moved:
             topics.pop(route.topic, None)
-        elif route.topic not in topics or topics[route.topic].route is not route:
+        elif known is None or known.route is not route:
             if len(topics) >= KNOWN_TOPICS:
                 topics.clear()
-            topics[route.topic] = KeyTargets(route)
-            most_queues = max([len(targets.route.publish) for targets in topics.values()])
+            topics[route.topic] = KeySenders(route, self._engine)
+            most_queues = max([len(senders.route.publish) for senders in topics.values()])
             self._intake.max_messages = max(MAX_MESSAGES, MESSAGES_PER_QUEUE * most_queues)
 
     def forget_old(self, cached: Callable[[str], TopicRoute | None]) -> None:
         """Removes topics whose route has to be asked for again, which only a call without the inbox does."""
         topics = self._intake.topics
-        for topic in [each for each, targets in topics.items() if cached(each) is not targets.route]:
+        for topic in [topic for topic, senders in topics.items() if cached(topic) is not senders.route]:
             del topics[topic]
 
     def is_due(self, unanswered: int, now: Callable[[], int]) -> bool:
@@ -126,40 +125,23 @@ class SendInbox:
             return False
         return unanswered <= self._few or now() - self._moved_at >= MAX_HELD_MS
 
-    def move_all(self, engine: SendEngine, now: int = 0) -> tuple[Actions, bool]:
-        """Moves everything to the lanes. Returns what to do, and whether the maintenance thread has to wake."""
-        actions, wake, moving = Actions(), False, self._intake.take_out()
-        self._moving = moving
-        for target, messages in moving.items():
-            lane = self._offer(engine, target, messages, actions)
-            if lane is not None:
-                actions.requests += lane.take_requests()
-                wake = wake or lane.needs_wake
+    def move(self, others: Mapping[Sender, Sequence[PendingMessage]], now: int) -> Actions:
+        """Hands everything in line to the engine, and these messages behind it."""
+        moving = self._moving = self._intake.take_out()
+        for sender, messages in others.items():
+            moving[sender] = [*moving[sender], *messages] if sender in moving else messages
+        actions = self._engine.accept(moving)
         self._moving = {}
         self._few, self._moved_at = max(FEW_REQUESTS, len(actions.requests) // 4), now
-        return actions, wake
+        return actions
 
-    def left_over(self, in_lanes: Container[int]) -> list[NotStored]:
-        """Messages whose move to the lanes was interrupted, except those that are in a lane, given by `id`; and those
-        that are still in the inbox."""
-        left = [each for messages in self._moving.values() for each in messages if id(each) not in in_lanes]
+    def left_over(self, in_senders: Container[int] = ()) -> list[NotStored]:
+        """Messages whose move was interrupted, except those that a sender has, given by `id`; and those in line."""
+        left = [each for messages in self._moving.values() for each in messages if id(each) not in in_senders]
         self._moving = {}
         left += [each for messages in self._intake.take_out().values() for each in messages]
         error = Closed("the producer was interrupted before it sent the message, and closed: it is not stored")
         return [NotStored(left, error)] if left else []
-
-    def _offer(
-        self, engine: SendEngine, target: "Target", messages: list[PendingMessage], actions: Actions
-    ) -> QueueLane | None:
-        """Offers messages together; if one is frozen, one by one, since other keys of the queue may be accepted."""
-        try:
-            return engine.offer(target.queue, messages, checks_stamps=target.checks_stamps, lingers=True)
-        except LaneFrozen as error:
-            if len(messages) == 1:
-                actions.outcomes.append(NotStored(messages, error.with_traceback(None)))
-                return None
-        lanes = [self._offer(engine, target, [message], actions) for message in messages]
-        return next((lane for lane in lanes if lane is not None), None)
 
 
 @compiled
@@ -175,30 +157,33 @@ class Intake:
         max_body: int,
         passes_bytes: bool,
     ) -> None:
-        self.topics: dict[str, KeyTargets] = {}
+        self.topics: dict[str, KeySenders] = {}
         self.open = False
         self.max_messages, self.max_bytes = MAX_MESSAGES, MIN_BYTES
         self._encode, self._next_id, self._new_future, self._empty = encode, next_id, new_future, empty
         self._max_body, self._passes_bytes = max_body, passes_bytes
-        self._line: deque[tuple[Target, str, bytes, str, Waiter, int]] = deque()
+        self._line: deque[tuple[Sender, PendingMessage]] = deque()
         # Not exact if threads meet here; it begins anew whenever the line is taken out.
         self._bytes = 0
 
-    def take(self, topic: str, key: str, value: object, waiter: Any = None) -> Any:
+    def take(self, topic: str, key: Key, value: object, waiter: Any = None) -> Any:
         """The waiter of a message that is in the line now, a new future if none is given; None if it cannot use the
         inbox."""
-        targets = self.topics.get(topic)
-        if targets is None or not self.open or len(self._line) >= self.max_messages or self._bytes > self.max_bytes:
+        if type(key) is not str:
+            key = key_text(key)
+        senders = self.topics.get(topic) if type(topic) is str else None
+        if senders is None or not self.open or len(self._line) >= self.max_messages or self._bytes > self.max_bytes:
             return None
-        target = targets.get(key) or targets.find(key)
+        sender = senders.get(key) or senders.find(key)
         body = value if self._passes_bytes and type(value) is bytes else self._encode(value)
-        if target is None or type(body) is not bytes or len(body) > self._max_body:
+        if sender is None or type(body) is not bytes or len(body) > self._max_body:
             return None
         if waiter is None:
             waiter = self._new_future()
         message_id = self._next_id()
-        size = len(body) + QUICK_TEXT + len(key) + len(message_id) + MESSAGE_OVERHEAD
-        self._line.append((target, key, body, message_id, waiter, size))
+        text = properties_text(key, message_id)
+        size = len(body) + len(text) + MESSAGE_OVERHEAD
+        self._line.append((sender, PendingMessage(body, text, message_id, key, 0, False, False, waiter, 0, size)))
         self._bytes += size
         if not self.open:
             self._empty()  # it was closed in between, so perhaps no other thread will empty it
@@ -207,44 +192,29 @@ class Intake:
     def __len__(self) -> int:
         return len(self._line)
 
-    def take_out(self) -> "dict[Target, list[PendingMessage]]":
-        """Everything in the line, by target and in order. For one thread at a time."""
-        by_target: dict[Target, list[PendingMessage]] = {}
+    def take_out(self) -> dict[Sender, Sequence[PendingMessage]]:
+        """Everything in the line, by sender and in order. For one thread at a time."""
+        by_sender: dict[Sender, Any] = {}
         self._bytes = 0
         for _ in range(len(self._line)):
-            target, key, body, message_id, waiter, size = self._line.popleft()
-            text = f"__SHARDINGKEY\x01{key}\x02UNIQ_KEY\x01{message_id}\x02WAIT\x01true\x02"
-            message = PendingMessage(body, text, message_id, key, 0, False, False, waiter, 0, size)
-            if target in by_target:
-                by_target[target].append(message)
-            else:
-                by_target[target] = [message]
-        return by_target
+            sender, message = self._line.popleft()
+            by_sender.setdefault(sender, []).append(message)
+        return by_sender
 
 
-class Target:
-    """A queue, and whether its broker checks stamps. Compared by identity, which is quick."""
+class KeySenders(dict[str, Sender]):
+    """The senders of a topic's keys, valid for one route. Unusual keys have none."""
 
-    __slots__ = ("checks_stamps", "queue")
-
-    def __init__(self, queue: MessageQueue, checks_stamps: bool) -> None:
-        self.queue = queue
-        self.checks_stamps = checks_stamps
-
-
-class KeyTargets(dict[str, Target]):
-    """The targets of a topic's keys, valid for one route. Unusual keys have none."""
-
-    def __init__(self, route: TopicRoute) -> None:
+    def __init__(self, route: TopicRoute, engine: SendEngine) -> None:
         super().__init__()
         self.route = route
-        self._by_queue = {queue: Target(queue, route.is_lane(queue.broker)) for queue in route.publish}
+        self._by_queue = {queue: engine.sender_for(queue, route) for queue in route.publish}
 
-    def find(self, key: str) -> Target | None:
-        """The target of a key that is not known yet; None if the key does not fit the inbox."""
+    def find(self, key: str) -> Sender | None:
+        """The sender of a key that is not known yet; None if the key does not fit the inbox."""
         if not 0 < len(key) <= MAX_KEY or "\x01" in key or "\x02" in key or not is_unicode(key):
             return None
         if len(self) >= KNOWN_KEYS:
             self.clear()
-        target = self[key] = self._by_queue[pick_queue(key, self.route.publish)]
-        return target
+        sender = self[key] = self._by_queue[pick_queue(key, self.route.publish)]
+        return sender

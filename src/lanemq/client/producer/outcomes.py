@@ -88,7 +88,7 @@ def stored_outcomes(messages: Sequence[PendingMessage], queue: MessageQueue, rep
     stored_as = _STORED_AS.get(ext.get(LANE_STORED, ""), StoredAs.UNKNOWN)
     if reply.code != ResponseCode.SUCCESS:
         stored_as = StoredAs.UNCONFIRMED
-    skipped = _number(ext, LANE_SKIPPED, 0)
+    skipped = _number(ext, LANE_SKIPPED, 0) if LANE_SKIPPED in ext else 0
     if not 0 < skipped < len(messages):
         return _placed(Stored(messages, queue, offset, stored_as, ext.get(LANE_DUPLICATE) == "true"))
     known = _number(ext, LANE_KNOWN_OFFSET, -1)
@@ -96,15 +96,6 @@ def stored_outcomes(messages: Sequence[PendingMessage], queue: MessageQueue, rep
         *_placed(Stored(messages[:skipped], queue, known, stored_as, True)),
         *_placed(Stored(messages[skipped:], queue, offset, stored_as, False)),
     ]
-
-
-def receipt_of(message: PendingMessage, queue: MessageQueue, reply: Command) -> Receipt:
-    """The receipt of a message that was sent alone and is stored; it is not delayed."""
-    ext = reply.ext
-    offset = QueueOffset(_number(ext, "queueOffset", -1))
-    stored_as = _STORED_AS.get(ext.get(LANE_STORED, ""), StoredAs.UNKNOWN)
-    repeat = ext.get(LANE_DUPLICATE) == "true"
-    return Receipt(queue, offset, message.message_id, message.key, stored_as, repeat)
 
 
 def _number(ext: Mapping[str, str], name: str, default: int) -> int:

@@ -12,7 +12,7 @@ import itertools
 import math
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
 from typing import Self, Unpack
@@ -23,25 +23,24 @@ from lanemq.client.producer.base import (
     GATHER_MILLIS,
     TICK_SECONDS,
     BatchBlock,
+    OnReply,
     ProducerBase,
     buffer_full,
     closed,
-    no_answer,
     no_receipt,
     no_route,
-    not_reached,
     report_abandoned,
     route_pause,
     route_seconds,
 )
-from lanemq.client.producer.batches import Many, PendingMessage, SendArguments, refuse_delay, total_size
-from lanemq.client.producer.choosing import QueueChooser, check_sendable
+from lanemq.client.producer.batches import Many, PendingMessage, SendArguments, heartbeat, total_size
+from lanemq.client.producer.choosing import check_sendable
 from lanemq.client.producer.ending import close_aside, interrupts_a_call
-from lanemq.client.producer.engine import LOG_NAME, NO_ACTIONS, Actions, FlushMark, SendRequest
+from lanemq.client.producer.engine import LOG_NAME, FlushMark
 from lanemq.client.producer.options import ProducerSettings
 from lanemq.client.producer.outcomes import Outcome
 from lanemq.client.producer.waiters import (
-    NO_WAITER,
+    OnewayWaiter,
     SubmittedFuture,
     ThreadBatchWaiter,
     ThreadWaiter,
@@ -53,8 +52,8 @@ from lanemq.client.receipt import Receipt, Receipts
 from lanemq.client.routing import BlockingRoutes
 from lanemq.client.topic_route import TopicRoute
 from lanemq.clock import Clock, SystemClock
-from lanemq.model.errors import LaneError, LaneFrozen, TransportError, UsageError
-from lanemq.model.keys import Key, key_text
+from lanemq.model.errors import LaneError, TransportError, UsageError
+from lanemq.model.keys import Key
 from lanemq.model.names import check_topic
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, Seconds, to_millis
@@ -69,10 +68,12 @@ _REAL_CLOCK = SystemClock()
 """Of threads that wait: they sleep in real time, whatever clock the producer has."""
 
 
-class Producer(ProducerBase):
+class Producer(ProducerBase[DuplexConnection]):
     """Sends messages and keeps those of a key in order. Safe for any number of threads."""
 
     _log, _engine_log = log, ClientLog(LOG_NAME, aside=True)
+    _routes: BlockingRoutes
+    _wake: threading.Event
 
     def __init__(self, servers: Servers, *, clock: Clock | None = None, **settings: Unpack[ProducerSettings]) -> None:
         super().__init__(servers, clock, settings)
@@ -89,11 +90,8 @@ class Producer(ProducerBase):
             may_move=self._options.on_queue_change == "continue",
             outages=self._outages,
         )
-        self._chooser = QueueChooser(self._routes.missing)
         self._changed = threading.Condition(lock)
         self._waiting = 0
-        self._gave_up = False
-        self._links: dict[str, DuplexConnection] = {}
         self._ended = threading.Event()
         self._close_by: float = math.inf
         """When `close` gives up, by `_REAL_CLOCK`."""
@@ -105,10 +103,10 @@ class Producer(ProducerBase):
     def _leave_to_parent(self) -> None:
         for link in self._links.values():
             link.drop()
-        moved = [message for messages in self._inbox.take_out().values() for message in messages]
-        for message in (*moved, *(each for outcome in self._engine.abandon() for each in outcome.messages)):
-            if isinstance(message.waiter, SubmittedFuture):
-                leave_future(message.waiter)
+        for outcome in (*self._inbox.left_over(), *self._engine.abandon()):
+            for message in outcome.messages:
+                if isinstance(message.waiter, SubmittedFuture):
+                    leave_future(message.waiter)
 
     # sending
 
@@ -141,27 +139,20 @@ class Producer(ProducerBase):
         `drop`. Other keys continue.
         """
         if not arguments and key is not None:
-            if type(key) is not str:
-                key = key_text(key)
-            try:
-                taken: Future[Receipt] | None = self._take(topic, key, value)
-            except TypeError:
-                check_topic(topic)  # one that cannot be looked up, such as a list
-                raise
+            taken: Future[Receipt] | None = self._take(topic, key, value)
             if taken is not None:
                 return taken
         future = SubmittedFuture()
-        try:
-            self._accept(topic, value, key, arguments, future, sender_waits=False)
-        except LaneFrozen as error:
-            future.failed(0, error.with_traceback(None))  # the traceback refers to the future: a reference cycle
+        self._accept(topic, value, key, arguments, future, sender_waits=False)
         return future
 
     def send_oneway(
         self, topic: str, value: object, *, key: Key | None = None, **arguments: Unpack[SendArguments]
     ) -> None:
-        """Accepts one message, and does not report its outcome."""
-        self._accept(topic, value, key, arguments, NO_WAITER, sender_waits=True)
+        """Accepts one message, and does not report its outcome. Raises if it cannot be accepted."""
+        waiter = OnewayWaiter()
+        self._accept(topic, value, key, arguments, waiter, sender_waits=True)
+        waiter.raise_refusal()
 
     def send_many(self, topic: str, messages: Many) -> Receipts:
         """Stores all messages, those of a key in the order given. The fastest call for more than a few messages.
@@ -185,9 +176,7 @@ class Producer(ProducerBase):
             interrupted = False
             return waiter.result()
         finally:
-            self._empty_inbox()
-            with self._lock:
-                self._engine.call_ended(waiter, interrupted=interrupted)
+            self._call_ended(waiter, interrupted=interrupted)
 
     def batch(self, topic: str) -> BatchBlock:
         """`with producer.batch("orders") as batch: batch.add(value, key=...)` sends all at the end of the block."""
@@ -288,55 +277,19 @@ class Producer(ProducerBase):
     ) -> None:
         route, seconds = self._route(topic)
         message, choice = self._packer.one(value, key, arguments, waiter, sender_waits=sender_waits)
-        queue, engine = self._chooser.choose(route, value, key, choice), self._engine
-        if message.alone:
-            refuse_delay(route, message)
-        if self._inbox:
-            self._empty_inbox()
-        with self._lock:
-            if engine.unsettled.bytes + message.size > self._inbox.full_at:
-                self._wait_for_room(message.size, seconds, self._inbox.full_at)
-            if self._closing:
-                raise closed()
-            try:
-                request = engine.send_alone(queue, message, route)
-                if request is not None:
-                    requests, wake = [request], False
-                else:
-                    lane = engine.offer_one(queue, message, route)
-                    requests, wake = lane.take_requests(), lane.needs_wake
-                if not sender_waits:
-                    self._inbox.learn(route)
-                links = self._line_up(requests)
-            except LaneError:
-                raise
-            except BaseException as error:
-                self._give_up(error)
-                raise
-        self._write(links)
-        if wake:
-            self._wake.set()
+        queue = self._choose(route, message, value, key, choice)
+        self._change(
+            lambda: self._hand_over(route, {queue: (message,)}),
+            lambda: self._wait_for_room(message.size, seconds, self._inbox.full_at),
+        )
 
     def _accept_chunk(self, topic: str, chunk: list[PendingMessage]) -> None:
-        (route, seconds), engine = self._route(topic), self._engine
-        by_queue = self._chooser.sort_out(route, chunk)
-        self._empty_inbox()
-        with self._lock:
-            self._wait_for_room(sum(map(total_size, by_queue.values())), seconds, self._options.buffer_bytes)
-            if self._closing:
-                raise closed()
-            try:
-                lanes = engine.offer_all(by_queue, route)
-                links = self._line_up([request for lane in lanes for request in lane.take_requests()])
-                wake = any([lane.needs_wake for lane in lanes])
-            except LaneError:
-                raise
-            except BaseException as error:
-                self._give_up(error)
-                raise
-        self._write(links)
-        if wake:
-            self._wake.set()
+        route, seconds = self._route(topic)
+        by_queue, size = self._chooser.sort_out(route, chunk), total_size(chunk)
+        self._change(
+            lambda: self._hand_over_all(route, by_queue),
+            lambda: self._wait_for_room(size, seconds, self._options.buffer_bytes),
+        )
 
     def _gather_ms(self) -> int:
         """How long `send_many` may pack messages for many queues: longer while the broker has something to do."""
@@ -394,40 +347,18 @@ class Producer(ProducerBase):
         finally:
             self._waiting -= 1
 
-    def _send_all(self) -> FlushMark:
-        """Sends what has been accepted, without waiting for more to share its batch."""
-        self._empty_inbox()
-        with self._lock:
-            links = self._line_up(self._engine.send_all_now())
-            mark = self._engine.mark()
-        self._write(links)
-        return mark
-
-    def _empty_inbox(self) -> None:
-        if not self._inbox:
-            return
-        with self._lock:
-            try:
-                actions = self._move_inbox()
-                links = self._line_up(actions.requests)
-            except BaseException as error:
-                self._give_up(error)
-                raise
-        self._write(links)
-        self._finish(actions)
-
     def _give_up(self, error: BaseException) -> None:
-        """An exception of a signal handler left a change of lanes half done; with the lock held.
+        """An exception of a signal handler left a change of the senders half done; with the lock held.
 
         Errors of LaneMQ are raised before anything changes, and do not lead here. The lock is taken by a plain `with`,
         which a handler cannot interrupt between taking the lock and being ready to release it.
 
-        Some messages may be in no lane any more, and messages behind them must not be stored. So nothing more is sent,
-        everything that is left fails, in lanes and inbox, and the producer closes in the background.
+        Some messages may have no sender any more, and messages behind them must not be stored. So nothing more is sent,
+        everything that is left fails, in senders and inbox, and the producer closes in the background.
         """
         self._gave_up = True
         outcomes = self._engine.abandon()
-        outcomes += self._inbox.left_over({id(each) for outcome in outcomes for each in outcome.messages})
+        outcomes += self._inbox.left_over({id(message) for outcome in outcomes for message in outcome.messages})
         was_closing, self._closing, self._close_by = self._closing, True, 0
         self._adjust_inbox()
         self._changed.notify_all()
@@ -444,96 +375,57 @@ class Producer(ProducerBase):
             finally:
                 self._ended.set()
 
-    def _move_inbox(self) -> Actions:
-        """With the lock held."""
-        if self._gave_up:
-            return Actions(outcomes=[*self._inbox.left_over(())])
-        actions, wake = self._inbox.move_all(self._engine, self._clock.now())
-        if wake:
-            self._wake.set()
-        if self._closed:  # `close` has already abandoned the rest
-            actions.outcomes += self._engine.abandon()
-        return actions
+    # connections
 
-    def _adjust_inbox(self) -> None:
-        """With the lock held, after every change of what the inbox depends on."""
-        self._inbox.adjust(self._unanswered > 0 and not self._closing, self._engine.unsettled.bytes)
-
-    # requests and replies
-
-    def _line_up(self, requests: Iterable[SendRequest]) -> set[DuplexConnection]:
-        """Queues requests on their connections. With the lock held, so that two threads cannot swap two batches of a
-        lane; the caller writes them after it has released the lock."""
-        links = set()
-        for request in requests:
-            link = self._links[request.broker]
-            link.line_up(request.command, partial(self._replied, request))
-            links.add(link)
-            self._unanswered += 1
-        self._adjust_inbox()
-        return links
+    def _post(self, link: DuplexConnection, command: Command, on_reply: OnReply) -> None:
+        link.line_up(command, on_reply)
 
     def _write(self, links: Iterable[DuplexConnection]) -> None:
-        """Writes what is queued. The maintenance thread leaves that to others: a stalled broker would block it."""
+        """The maintenance thread leaves writing to others: a stalled broker would block it."""
         for link in links:
             if self._guard.is_maintenance:
                 link.flush_aside()
             else:
                 link.flush()
 
-    def _replied(self, request: SendRequest, reply: Command | None, error: LaneError | None) -> None:
-        actions = moved = NO_ACTIONS
-        links: Collection[DuplexConnection] = ()
-        with self._lock:
-            self._unanswered -= 1
-            receipt = None if self._inbox else self._engine.stored_alone(request, reply)
-            if receipt is not None:
-                self._adjust_inbox()
-            else:
-                if self._inbox.is_due(self._unanswered, self._clock.now):
-                    moved = self._move_inbox()
-                actions = self._engine.replied(request, reply, error)
-                links = self._line_up((*moved.requests, *actions.requests))
-        if receipt is not None:
-            request.batch.messages[0].waiter.stored(0, receipt)
-            if self._waiting or self._outages.away:
-                self._finish(NO_ACTIONS)
-                self._has_answered(request)
-            return
-        self._write(links)
-        self._finish(actions)
-        self._finish(moved)
-        if not actions.outcomes:
-            self._wake.set()  # the batch will be sent again later
-        if reply is not None:
-            self._has_answered(request)
-
-    def _has_answered(self, request: SendRequest) -> None:
-        if self._outages.away:
-            self._outages.answered(self._links[request.broker].address)
-            self._outages.answered(request.broker)
-
-    def _finish(self, actions: Actions) -> None:
-        for topic in actions.stale_topics:  # before the outcomes: a caller that gets one may send again at once
-            self._routes.stale(topic)
+    def _notify(self, outcomes: Iterable[Outcome]) -> None:
         guard = self._guard
         was_in_callback, guard.in_callback = guard.in_callback, True
         try:
-            for outcome in actions.outcomes:
+            for outcome in outcomes:
                 outcome.notify()
         finally:
             guard.in_callback = was_in_callback
-        for topic in actions.silent_topics:
-            self._routes.unreachable(topic)
-            if self._routes.is_due(topic):
-                self._routes.refresh(topic, provisional=True)
-        for broker in actions.hang_up:
-            self._outages.failed(self._links[broker].address, no_answer(self._options.request_timeout))
-            self._links[broker].hang_up()
+
+    def _tell_waiting(self) -> None:
         if self._waiting:
             with self._changed:
                 self._changed.notify_all()
-        self._log_lines(actions)
+
+    def _refresh_route(self, topic: str) -> None:
+        self._routes.refresh(topic, provisional=True)
+
+    def _hang_up(self, link: DuplexConnection) -> None:
+        link.hang_up()
+
+    def _beat(self, link: DuplexConnection) -> None:
+        link.post_oneway(heartbeat(self._client_id, self._options.group), aside=self._guard.is_maintenance)
+
+    def _start_dialing(self, broker: str, topic: str) -> None:
+        name = f"lanemq-dial-{broker}"
+        threading.Thread(target=self._dial, args=(broker, topic), name=name, daemon=True).start()
+
+    def _dial(self, broker: str, topic: str) -> None:
+        server: object = broker
+        try:
+            server = address = self._routes.get(topic, provisional=True).master(broker)
+            lost, options = partial(self._lost, broker), self._options
+            stall = min(options.request_timeout, options.timeout, options.delivery_timeout)
+            link = DuplexConnection(address, on_lost=lost, write_timeout=stall, security=self._security)
+        except Exception as error:  # noqa: BLE001 - if not reported, the broker would never be dialled again
+            self._has_not_dialed(broker, topic, server, error)
+        else:
+            self._has_dialed(broker, link)
 
     # the maintenance thread
 
@@ -549,55 +441,6 @@ class Producer(ProducerBase):
             except Exception:
                 log.exception("unexpected error in the producer's maintenance thread, which continues")
                 pause = TICK_SECONDS
-
-    def _maintain_once(self) -> None:
-        self._empty_inbox()
-        with self._lock:
-            self._inbox.forget_old(self._routes.cached)
-            actions = self._engine.tick()
-            links = self._line_up(actions.requests)
-            dial = self._engine.to_dial()
-            old = self._former_masters(self._routes.known, self._links)
-        self._write(links)
-        self._finish(actions)
-        for link in old:
-            link.hang_up()
-        for broker, topic in dial:
-            name = f"lanemq-dial-{broker}"
-            threading.Thread(target=self._dial, args=(broker, topic), name=name, daemon=True).start()
-        if self._heartbeat_is_due():
-            for link in tuple(self._links.values()):
-                link.post_oneway(self._heartbeat(), aside=True)
-
-    def _dial(self, broker: str, topic: str) -> None:
-        server: object = broker
-        try:
-            server = address = self._routes.get(topic, provisional=True).master(broker)
-            lost, options = partial(self._lost, broker), self._options
-            stall = min(options.request_timeout, options.timeout, options.delivery_timeout)
-            link = DuplexConnection(address, on_lost=lost, write_timeout=stall, security=self._security)
-        except Exception as error:  # noqa: BLE001 - if not reported, the broker would never be dialled again
-            self._routes.expire(topic)
-            problem = not_reached(log, self._outages, broker, server, error)
-            with self._lock:
-                self._engine.dial_failed(broker, problem)
-            return
-        link.post_oneway(self._heartbeat())
-        with self._lock:
-            self._links[broker] = link
-            too_late = self._closed  # otherwise `close` finds it among the links
-            links = () if too_late else self._line_up(self._engine.connected(broker))
-            if not link.is_open:  # it was lost before `_lost` could know it
-                self._engine.disconnected(broker)
-        if too_late:
-            link.close()
-        self._write(links)
-
-    def _lost(self, broker: str, link: DuplexConnection) -> None:
-        with self._lock:
-            if self._links.get(broker) is link:
-                self._engine.disconnected(broker)
-        self._wake.set()
 
 
 class CallbackGuard(threading.local):

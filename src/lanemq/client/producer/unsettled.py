@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 
 from lanemq.client.producer.batches import PendingMessage, delay_of, total_size
 from lanemq.client.producer.outcomes import Stored
-from lanemq.client.receipt import Receipt
 from lanemq.core.sending.sent_window import Failed
 from lanemq.history import History
 from lanemq.model.queue import MessageQueue
@@ -25,8 +24,8 @@ class Unsettled:
         self.stored_messages = 0
         self.failed_messages = 0
 
-    def accepted(self, queue: MessageQueue, messages: Sequence[PendingMessage], size: int) -> None:
-        self.bytes += size
+    def accepted(self, queue: MessageQueue, messages: Sequence[PendingMessage]) -> None:
+        self.bytes += total_size(messages)
         if self._records:
             for message in messages:
                 key, delay = message.key or "", delay_of(message)
@@ -42,14 +41,6 @@ class Unsettled:
             for offset, message in enumerate(outcome.messages, outcome.first_offset):
                 key, id = message.key or "", message.message_id
                 self._history.acked(queue.topic, key, id, queue.queue_id, offset, broker=queue.broker)
-
-    def stored_one(self, message: PendingMessage, receipt: Receipt) -> None:
-        """As `stored`, for one message."""
-        self.bytes -= message.size
-        self.stored_messages += 1
-        if self._records:
-            queue, key, id = receipt.queue, message.key or "", message.message_id
-            self._history.acked(queue.topic, key, id, queue.queue_id, receipt.offset, broker=queue.broker)
 
     def given_up(self, queue: MessageQueue, failed: Failed[PendingMessage]) -> None:
         self.bytes -= total_size(failed.everything)

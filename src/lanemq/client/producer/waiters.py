@@ -7,7 +7,6 @@ does not learn the outcome: its waiter is marked `interrupted`, and if the messa
 
 import asyncio
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
@@ -29,7 +28,7 @@ class Waiter(Protocol):
 
 
 class NoWaiter:
-    """The waiter of `send_oneway`: does nothing. A failure appears only in the log."""
+    """Nobody wants to know."""
 
     def stored(self, index: int, receipt: Receipt) -> None:
         pass
@@ -39,6 +38,20 @@ class NoWaiter:
 
 
 NO_WAITER = NoWaiter()
+
+
+class OnewayWaiter(NoWaiter):
+    """The waiter of `send_oneway`. What fails after the call appears only in the log."""
+
+    _refusal: LaneError | None = None
+
+    def failed(self, index: int, error: LaneError) -> None:
+        self._refusal = error
+
+    def raise_refusal(self) -> None:
+        """Raises the error of a message that was refused before the call ended, because its key is frozen."""
+        if self._refusal is not None:
+            raise self._refusal
 
 
 class SingleWaiter:
@@ -178,7 +191,7 @@ class TaskWaiter(SingleWaiter, LoopFuture):
     """A task waits."""
 
 
-class BatchWaiter(ABC):
+class BatchWaiter:
     """The waiter of `send_many`: collects the receipts of many messages, and wakes the caller when all are settled.
 
     Their number is known only at `close`, because the first messages are settled while later ones are still read. Safe
@@ -237,8 +250,8 @@ class BatchWaiter(ABC):
         if self._settled == self._expected:
             self._wake()
 
-    @abstractmethod
-    def _wake(self) -> None: ...
+    def _wake(self) -> None:
+        raise NotImplementedError
 
 
 class ThreadBatchWaiter(BatchWaiter):

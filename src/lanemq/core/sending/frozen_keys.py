@@ -67,3 +67,12 @@ class FrozenKeys(dict[str, Freeze[C]]):
                 del self[key]
                 resumed.append(key)
         return resumed
+
+    def resume(self, key: str | None) -> bool:
+        """Resumes one key, or all of them. False if none was frozen."""
+        was_frozen = bool(self) if key is None else key in self
+        if key is None:
+            self.clear()
+        else:
+            self.pop(key, None)
+        return was_frozen

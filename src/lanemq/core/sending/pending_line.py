@@ -1,4 +1,4 @@
-"""The messages of a send lane that wait to be sent, and how those of a failing key are found among them.
+"""The messages of a queue that wait to be sent, and how those of a failing key are found among them.
 
 Messages that were offered together are one part of the line. Parts are sliced, so nothing is created or read per
 message.
@@ -12,15 +12,13 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain, groupby
-from typing import Generic, TypeAlias, TypeVar
+from itertools import accumulate, chain
+from typing import Generic, TypeVar
 
+from lanemq.core.sending.sent_window import SendBatch
 from lanemq.model.units import Millis
 
 M = TypeVar("M")
-
-Entry: TypeAlias = tuple[M, int, Millis]
-"""A waiting message: itself, its size, and its deadline."""
 
 MAX_LISTED, MAX_UNREAD = 64, 2000
 """Parts of one message that wait without an index, and messages whose keys are not read before a failure. So a short
@@ -28,14 +26,14 @@ line pays nothing, and a failure in it reads little."""
 
 
 @dataclass(slots=True, eq=False)
-class _Part(Generic[M]):
-    """Messages with one deadline."""
+class PendingPart(Generic[M]):
+    """Messages that were added together, or leave together; the deadline is that of the first one."""
 
     messages: Sequence[M]
     sizes: Sequence[int]
     deadline: Millis
     number: int
-    """Ascending from the first part of the line to the last."""
+    """Of its first message, among all that the sender has accepted; less if others left before it."""
     keys: frozenset[str | None] | None = None
     """The keys of its messages, and perhaps others; None if they were not needed yet."""
 
@@ -45,16 +43,19 @@ class PendingLine(Generic[M]):
 
     def __init__(self, key_of: Callable[[M], str | None]) -> None:
         # The first part is not empty; later ones may have lost all their messages.
-        self._parts: deque[_Part[M]] = deque()
-        self._count = 0
+        self._parts: deque[PendingPart[M]] = deque()
+        self.count = self.size = 0
+        """How many messages wait, and their sizes together."""
         self._key_of = key_of
         # Every part is either listed or indexed by its only key. Parts that have left the line are empty.
-        self._listed: deque[_Part[M]] = deque()
-        self._by_key: dict[str, list[_Part[M]]] = {}
+        self._listed: deque[PendingPart[M]] = deque()
+        self._by_key: dict[str, list[PendingPart[M]]] = {}
         self._indexed = 0
 
-    def __len__(self) -> int:
-        return self._count
+    @property
+    def number(self) -> int | None:
+        """The number of the first message; less if others left before it."""
+        return self._parts[0].number if self._parts else None
 
     @property
     def deadline(self) -> Millis | None:
@@ -64,39 +65,46 @@ class PendingLine(Generic[M]):
     def messages(self) -> list[M]:
         return [message for part in self._parts for message in part.messages]
 
-    def add(self, messages: Sequence[M], sizes: Sequence[int], deadline: Millis) -> None:
+    def add(self, messages: Sequence[M], sizes: Sequence[int], deadline: Millis, number: int) -> None:
+        """Adds messages at the end. `number` is that of the first one: how many were accepted before it."""
         if not messages:
             return
         parts = self._parts
-        part = _Part(messages, sizes, deadline, parts[-1].number + 1 if parts else 0)
+        part = PendingPart(messages, sizes, deadline, number)
         parts.append(part)
-        self._count += len(messages)
+        self.count += len(messages)
+        self.size += sum(sizes)
         if len(messages) == 1 and len(parts) > MAX_LISTED:
             self._index(part)
             return
-        if self._count > MAX_UNREAD:
+        if self.count > MAX_UNREAD:
             part.keys = frozenset(map(self._key_of, messages))
         self._listed.append(part)
 
-    def put_back(self, entries: Iterable[Entry[M]]) -> None:
-        """Puts entries that were sent in front of everything else: they have to wait again."""
-        for deadline, together in reversed([(each, list(same)) for each, same in groupby(entries, _deadline_of)]):
-            messages, sizes = [message for message, _, _ in together], [size for _, size, _ in together]
-            part = _Part(messages, sizes, deadline, self._parts[0].number - 1 if self._parts else 0)
-            self._parts.appendleft(part)
-            self._listed.appendleft(part)
-            self._count += len(messages)
+    def put_back(self, batches: Iterable[SendBatch[M]]) -> None:
+        """Puts what is left of batches in front of everything else: it has to wait again."""
+        for batch in reversed(list(batches)):
+            part = PendingPart(batch.left(), batch.left_sizes(), batch.deadline, batch.number)
+            if part.messages:
+                self._parts.appendleft(part)
+                self._listed.appendleft(part)
+                self.count += len(part.messages)
+                self.size += sum(part.sizes)
 
-    def cut(self, max_count: int, max_bytes: int) -> tuple[list[M], list[int]]:
-        """Removes the first messages, as many as may share a batch and at least one; returns them and their sizes."""
+    def cut(self, max_count: int, max_bytes: int) -> PendingPart[M]:
+        """Removes the first messages, as many as may share a batch and at least one. Not called for an empty line."""
+        first = self._parts[0]
+        if len(self._parts) == 1 and self.count <= max_count and self.size <= max_bytes:  # as usual
+            self.clear()
+            return first
         messages: list[M] = []
         sizes: list[int] = []
-        left = max_bytes
+        deadline, number, left = first.deadline, first.number, max_bytes
         while self._parts and len(messages) < max_count:
             part, room = self._parts[0], max_count - len(messages)
             some = part.sizes if len(part.sizes) <= room else part.sizes[:room]
             total = sum(some)
-            if some is part.sizes and total <= left:  # all of it, as usual
+            if some is part.sizes and total <= left:  # all of it
                 messages += part.messages
                 sizes += some
                 part.messages = part.sizes = ()
@@ -106,12 +114,14 @@ class PendingLine(Generic[M]):
                 messages += part.messages[:count]
                 sizes += some[:count]
                 part.messages, part.sizes = part.messages[count:], part.sizes[count:]
+                part.number += count
             left -= total
             self._drop_empty()
             if left < 0:
                 break
-        self._count -= len(messages)
-        return messages, sizes
+        self.count -= len(messages)
+        self.size -= sum(sizes)
+        return PendingPart(messages, sizes, deadline, number)
 
     def take_late(self, now: Millis) -> list[M]:
         """Removes the messages at the front whose deadline has passed."""
@@ -119,9 +129,10 @@ class PendingLine(Generic[M]):
         while self._parts and self._parts[0].deadline <= now:
             part = self._parts[0]
             late += part.messages
+            self.size -= sum(part.sizes)
             part.messages = part.sizes = ()
             self._drop_empty()
-        self._count -= len(late)
+        self.count -= len(late)
         return late
 
     def take_keys(self, keys: Collection[str]) -> list[M]:
@@ -130,16 +141,18 @@ class PendingLine(Generic[M]):
         if wanted:
             for part in sorted(self._parts_with(wanted), key=_number_of):
                 gone += self._take_from(part, wanted)
-            self._count -= len(gone)
+            self.count -= len(gone)
             self._drop_empty()
         return gone
 
     def clear(self) -> None:
         self._parts.clear()
-        self._forget_parts()
-        self._count = 0
+        self._listed.clear()
+        self.count = self.size = 0
+        if self._by_key:
+            self._forget_parts()
 
-    def _parts_with(self, wanted: frozenset[str]) -> list[_Part[M]]:
+    def _parts_with(self, wanted: frozenset[str]) -> list[PendingPart[M]]:
         """All parts with messages of these keys, in any order, and perhaps others."""
         for part in self._listed:
             if part.keys is None:
@@ -149,7 +162,7 @@ class PendingLine(Generic[M]):
             found += self._by_key.pop(key)
         return found
 
-    def _take_from(self, part: _Part[M], keys: frozenset[str]) -> list[M]:
+    def _take_from(self, part: PendingPart[M], keys: frozenset[str]) -> list[M]:
         gone, kept, sizes, key_of = list[M](), list[M](), list[int](), self._key_of
         for message, size in zip(part.messages, part.sizes, strict=True):
             if key_of(message) in keys:
@@ -157,10 +170,11 @@ class PendingLine(Generic[M]):
             else:
                 kept.append(message)
                 sizes.append(size)
+        self.size -= sum(part.sizes) - sum(sizes)
         part.messages, part.sizes = kept, sizes
         return gone
 
-    def _index(self, part: _Part[M]) -> None:
+    def _index(self, part: PendingPart[M]) -> None:
         """Makes a part of one message known by its key. Parts that have left the line are removed now and then."""
         if self._indexed > 2 * len(self._parts):
             waiting = [each for each in chain.from_iterable(self._by_key.values()) if each.messages]
@@ -190,9 +204,5 @@ class PendingLine(Generic[M]):
         self._indexed = 0
 
 
-def _number_of(part: _Part[M]) -> int:
+def _number_of(part: PendingPart[M]) -> int:
     return part.number
-
-
-def _deadline_of(entry: Entry[M]) -> Millis:
-    return entry[2]
