@@ -13,6 +13,7 @@ from lanemq.client.producer.batches import PendingMessage, RequestBuilder
 from lanemq.client.producer.engine import Actions, FlushMark, SendEngine, SendRequest
 from lanemq.client.producer.inbox import Intake, KeySenders
 from lanemq.client.producer.options import ProducerOptions
+from lanemq.client.producer.outcomes import notify_all
 from lanemq.client.producer.waiters import BatchWaiter, Waiter
 from lanemq.client.receipt import Receipt
 from lanemq.client.topic_route import BrokerRoute, TopicRoute
@@ -201,7 +202,7 @@ class EngineSim:
     def drop(self, key: str) -> None:
         self.rounds[key] += 1
         for outcome in self.engine.drop("orders", key):
-            outcome.notify()
+            notify_all([outcome])
 
     def mark(self) -> None:
         """Starts a flush."""
@@ -222,7 +223,7 @@ class EngineSim:
     def _do(self, work: Actions) -> None:
         self.wire += work.requests
         for outcome in work.outcomes:
-            outcome.notify()
+            notify_all([outcome])
 
     def _broker_takes(self, request: SendRequest) -> Command:
         numbers, stamp = _content(request.command)

@@ -21,7 +21,7 @@ from lanemq.client.producer.batches import (
 )
 from lanemq.client.producer.choosing import KNOWN_KEYS, QueueChooser
 from lanemq.client.producer.options import ProducerOptions
-from lanemq.client.producer.outcomes import Stored
+from lanemq.client.producer.outcomes import Stored, notify_all
 from lanemq.client.producer.waiters import NO_WAITER, ThreadBatchWaiter, Waiter
 from lanemq.client.receipt import Receipt, StoredAs
 from lanemq.client.topic_route import BrokerRoute, TopicRoute
@@ -128,7 +128,7 @@ def test_a_batch_of_several_callers_notifies_each_of_its_own_messages() -> None:
     waiter, other = ThreadBatchWaiter(), Listener()
     messages = [pending("k", waiter=each, index=at) for each, at in ((waiter, 0), (other, 9), (waiter, 1))]
     queue = MessageQueue("orders", "a", 0)
-    Stored(messages, queue, 40, StoredAs.DURABLE, False).notify()
+    notify_all([Stored(messages, queue, 40, StoredAs.DURABLE, False)])
     waiter.close(2)
     waiter.wait()
     assert [each.offset for each in waiter.result()] == [40, 42]
@@ -139,7 +139,7 @@ def test_receipts_of_one_batch_complete_the_call_in_order() -> None:
     waiter = ThreadBatchWaiter()
     messages = [pending("k", waiter=waiter, index=at) for at in (1, 0, 2)]
     waiter.close(3)
-    Stored(messages, MessageQueue("orders", "a", 0), 7, StoredAs.RELAXED, False).notify()
+    notify_all([Stored(messages, MessageQueue("orders", "a", 0), 7, StoredAs.RELAXED, False)])
     waiter.wait()
     assert [each.offset for each in waiter.result()] == [8, 7, 9]
 

@@ -13,6 +13,7 @@ from tests.wire.encoding import split_batch
 from lanemq.client.producer.batches import PendingMessage, RequestBuilder
 from lanemq.client.producer.engine import Actions, SendEngine, SendRequest
 from lanemq.client.producer.options import ProducerOptions
+from lanemq.client.producer.outcomes import notify_all
 from lanemq.client.producer.waiters import Waiter
 from lanemq.core.brokering.dedup import Duplicate, Fresh, Gap, ProducerTable
 from lanemq.model.errors import ConnectionLost, LaneFrozen, RequestTimedOut
@@ -109,7 +110,7 @@ class Rig:
     def _do(self, work: Actions) -> None:
         self.wire += work.requests
         for outcome in work.outcomes:
-            outcome.notify()
+            notify_all([outcome])
 
 
 def _messages(command: Command) -> tuple[list[int], object]:

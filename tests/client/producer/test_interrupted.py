@@ -17,6 +17,7 @@ from lanemq.client.producer.batches import Packer
 from lanemq.client.producer.engine import Actions
 from lanemq.client.producer.inbox import SendInbox
 from lanemq.client.producer.options import ProducerOptions
+from lanemq.client.producer.outcomes import notify_all
 from lanemq.client.producer.waiters import BatchWaiter, LoopFuture, SingleWaiter, SubmittedFuture, ThreadWaiter
 from lanemq.model.errors import LaneError, LaneFrozen, MessageRefused
 from lanemq.model.units import Millis
@@ -286,6 +287,6 @@ def test_messages_refused_from_the_inbox_are_garbage_collected() -> None:
         assert inbox.take("orders", "a", b"value") is not None
         work = inbox.move({}, 0)
         for outcome in work.outcomes:
-            outcome.notify()
+            notify_all([outcome])
     del work, outcome
     assert alive() <= before + 2

@@ -13,7 +13,7 @@ from tests.client.producer.engine_sim import open_intake
 from tests.fast.both import needs_twins, references, twins
 
 from lanemq.client.producer.batches import PendingMessage
-from lanemq.client.producer.outcomes import Stored
+from lanemq.client.producer.outcomes import Stored, notify_all
 from lanemq.client.producer.waiters import LoopFuture, SingleWaiter, TaskWaiter
 from lanemq.client.receipt import Receipt, StoredAs
 from lanemq.model.errors import RequestTimedOut
@@ -45,7 +45,7 @@ def receipt(offset: int = 7) -> Receipt:
 def store(*futures: Any) -> None:
     """Settles futures as the engine does."""
     messages = [PendingMessage(b"x", "", "id", "k", waiter=each) for each in futures]
-    Stored(messages, QUEUE, 7, StoredAs.DURABLE, False).notify()
+    notify_all([Stored(messages, QUEUE, 7, StoredAs.DURABLE, False)])
 
 
 async def awaited(future: Awaitable[Any]) -> Any:

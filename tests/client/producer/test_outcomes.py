@@ -10,7 +10,7 @@ from tests.fast.both import references, twins
 from lanemq.client.producer import outcomes
 from lanemq.client.producer import waiters as waiters_module
 from lanemq.client.producer.batches import PendingMessage
-from lanemq.client.producer.outcomes import stored_outcomes
+from lanemq.client.producer.outcomes import notify_all, stored_outcomes
 from lanemq.client.producer.waiters import SubmittedFuture, ThreadBatchWaiter
 from lanemq.client.receipt import Receipt, StoredAs
 from lanemq.model.queue import MessageQueue
@@ -47,7 +47,7 @@ def notified(awaited: Sequence[Any], **ext: str) -> Sequence[Receipt]:
         PendingMessage(b"", "", f"id{index}", "k", waiter=each, index=index) for index, each in enumerate(awaited)
     ]
     for outcome in stored_outcomes(messages, QUEUE, Command(0, 0, 1, ext)):
-        outcome.notify()
+        notify_all([outcome])
     return receipts(awaited)
 
 

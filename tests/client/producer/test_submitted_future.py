@@ -12,7 +12,7 @@ from tests.client.producer.engine_sim import open_intake
 from tests.fast.both import references, twins
 
 from lanemq.client.producer.batches import PendingMessage
-from lanemq.client.producer.outcomes import Stored
+from lanemq.client.producer.outcomes import Stored, notify_all
 from lanemq.client.producer.waiters import SubmittedFuture
 from lanemq.client.receipt import Receipt, StoredAs
 from lanemq.model.errors import RequestTimedOut
@@ -35,7 +35,7 @@ def receipt(offset: int = 7) -> Receipt:
 def store(*futures: Any) -> None:
     """Settles futures as the engine does."""
     messages = [PendingMessage(b"x", "", "id", "k", waiter=each) for each in futures]
-    Stored(messages, QUEUE, 7, StoredAs.DURABLE, False).notify()
+    notify_all([Stored(messages, QUEUE, 7, StoredAs.DURABLE, False)])
 
 
 def test_it_is_pending_first_and_cannot_be_cancelled(future: Any) -> None:

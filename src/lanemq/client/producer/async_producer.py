@@ -31,7 +31,7 @@ from lanemq.client.producer.batches import Many, PendingMessage, SendArguments, 
 from lanemq.client.producer.choosing import check_sendable
 from lanemq.client.producer.engine import LOG_NAME
 from lanemq.client.producer.options import ProducerSettings
-from lanemq.client.producer.outcomes import Outcome
+from lanemq.client.producer.outcomes import Outcome, notify_all
 from lanemq.client.producer.waiters import (
     LoopFuture,
     OnewayWaiter,
@@ -218,8 +218,7 @@ class AsyncProducer(ProducerBase[Connection]):
             link.close()
         self._pool.close()
         outcomes = self._engine.abandon()
-        for outcome in outcomes:
-            outcome.notify()
+        notify_all(outcomes)
         report_abandoned(log, outcomes)
         await asyncio.sleep(0)  # lets the transports close
 
@@ -348,8 +347,7 @@ class AsyncProducer(ProducerBase[Connection]):
         """`_post` has written them."""
 
     def _notify(self, outcomes: Iterable[Outcome]) -> None:
-        for outcome in outcomes:
-            outcome.notify()
+        notify_all(outcomes)
 
     def _tell_waiting(self) -> None:
         self._settled.set()

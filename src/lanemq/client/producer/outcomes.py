@@ -1,8 +1,9 @@
 """What senders are notified of: receipts for messages that are stored, and one error per message that failed."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 from lanemq._fast import compiled
 from lanemq.client.producer.batches import PendingMessage, delay_of
@@ -28,13 +29,13 @@ class Stored(NamedTuple):
     stored: StoredAs
     repeat: bool
 
-    def notify(self) -> None:
+    def calls(self) -> Iterable[tuple[Callable[[int, Any], None], int, Receipt]]:
+        """Settles what needs no code of the program, and returns the calls that notify the other waiters."""
         messages, waiter = self.messages, self.messages[0].waiter
         facts = self.queue, self.first_offset, self.stored, self.repeat
         if isinstance(waiter, BatchWaiter) and waiter.stored_all(messages, *facts):
-            return
-        for each, index, receipt in settle(messages, Receipt, *facts):
-            each.stored(index, receipt)
+            return ()
+        return [(each.stored, index, receipt) for each, index, receipt in settle(messages, Receipt, *facts)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +45,23 @@ class NotStored:
     messages: Sequence[PendingMessage]
     error: LaneError
 
-    def notify(self) -> None:
-        for message in self.messages:
-            message.waiter.failed(message.index, self.error)
+    def calls(self) -> Iterable[tuple[Callable[[int, Any], None], int, LaneError]]:
+        return ((message.waiter.failed, message.index, self.error) for message in self.messages)
 
 
 Outcome: TypeAlias = Stored | NotStored
+
+
+def notify_all(outcomes: Iterable[Outcome]) -> None:
+    """Notifies every waiter. What a callback raises, such as `SystemExit`, is raised when all of them know."""
+    calls = [call for outcome in outcomes for call in outcome.calls()]
+    if len(calls) == 1:
+        ((notify, index, fact),) = calls
+        notify(index, fact)
+        return
+    with ExitStack() as every:
+        for notify, index, fact in reversed(calls):
+            every.callback(notify, index, fact)
 
 
 def _numbered(messages: Sequence[PendingMessage], first_offset: int) -> Iterable[tuple[QueueOffset, PendingMessage]]:

@@ -38,7 +38,7 @@ from lanemq.client.producer.choosing import check_sendable
 from lanemq.client.producer.ending import close_aside, interrupts_a_call
 from lanemq.client.producer.engine import LOG_NAME, FlushMark
 from lanemq.client.producer.options import ProducerSettings
-from lanemq.client.producer.outcomes import Outcome
+from lanemq.client.producer.outcomes import Outcome, notify_all
 from lanemq.client.producer.waiters import (
     OnewayWaiter,
     SubmittedFuture,
@@ -231,6 +231,15 @@ class Producer(ProducerBase[DuplexConnection]):
             return
         try:
             self._end()
+        except BaseException:
+            close_aside(self._end_again)
+            raise
+        self._ended.set()
+
+    def _end_again(self) -> None:
+        """After an exception of a signal handler: the exit of the program waits for the rest, and reports it."""
+        try:
+            self._end()
         finally:
             self._ended.set()
 
@@ -250,8 +259,7 @@ class Producer(ProducerBase[DuplexConnection]):
         with self._lock:
             outcomes = self._engine.abandon()
         report_abandoned(log, outcomes)
-        for outcome in outcomes:
-            outcome.notify()
+        notify_all(outcomes)
 
     def _ends_now(self, mark: FlushMark, by: float) -> bool:
         """Whether everything is settled, or another call wants an earlier end."""
@@ -367,8 +375,7 @@ class Producer(ProducerBase[DuplexConnection]):
     def _end_interrupted(self, error: BaseException, outcomes: list[Outcome], *, ends: bool) -> None:
         log.error("%s interrupted a call of the producer: it closes, and what it had accepted fails", repr(error))
         report_abandoned(log, outcomes)
-        for outcome in outcomes:
-            outcome.notify()
+        notify_all(outcomes)
         if ends:
             try:
                 self._end()
@@ -392,8 +399,11 @@ class Producer(ProducerBase[DuplexConnection]):
         guard = self._guard
         was_in_callback, guard.in_callback = guard.in_callback, True
         try:
-            for outcome in outcomes:
-                outcome.notify()
+            notify_all(outcomes)
+        except BaseException:
+            if threading.current_thread() is threading.main_thread():
+                raise
+            log.exception("a callback of a message raised; the other messages were notified")
         finally:
             guard.in_callback = was_in_callback
 

@@ -1,9 +1,10 @@
 """The lane scheduler for many threads: one mutex, held for microseconds, and workers that sleep until there is work.
 
-`core/consuming/scheduler` alone decides what may run. `with scheduler as lanes:` is the only way to it: the mutex is
+`core/consuming/scheduler` alone decides what may run. `with scheduler as lanes:` is the way to it: the mutex is
 held inside the block; at its end, workers are woken and callbacks called as `LaneScheduler.take_changes` says. What
 waits is here: workers wait for runs, and the event loop for a queue to be drained. No thread ever waits for a lane or a
-queue.
+queue. The two calls that a program makes on its main thread (`take_run`, `finish`) take the mutex itself: a signal
+handler may raise inside `__enter__`, after the mutex is taken and before the block begins, and it would stay taken.
 
 Which workers are woken: a put wakes as many as its messages need. A worker that found work wakes one more while there
 is more, because one event can free several lanes; a worker that ends a run asks for the next itself. While runs wait
@@ -70,10 +71,8 @@ class Scheduler:
         return self._lanes
 
     def __exit__(self, *_: object) -> None:
-        callbacks: Sequence[Callback] = ()
         try:
-            if self._lanes.has_changes:
-                callbacks = self._act_on(self._lanes.take_changes())
+            callbacks = self._act_on_changes()
         finally:
             self._mutex.release()
         for callback in callbacks:
@@ -98,22 +97,30 @@ class Scheduler:
         """Waits for a single run. None if the scheduler is closed, or nothing came within `timeout` seconds."""
         slept, deadline = False, self._deadline(timeout)
         while not self._closed:
-            with self as lanes:
+            with self._mutex:
                 found = self._single_run(wake_another=slept)
-                if found is not None or (deadline is not None and self._clock.now() >= deadline):
-                    return found
-                if not (self._closed or lanes.has_changes):
+                ended = found is not None or (deadline is not None and self._clock.now() >= deadline)
+                if not (ended or self._closed or self._lanes.has_changes):
                     slept = True
                     self._sleep_until_changed(self._pause(deadline))
+                callbacks = self._act_on_changes()
+            for callback in callbacks:
+                callback()
+            if ended:
+                return found
         return None
 
     def finish(
         self, run: MessageRun, outcome: Outcome, done: int = 0, reason: str = "", concerned: int | None = None
     ) -> MessageFinished:
         """Ends a run. The caller must do what the result asks for; a run that was taken over is ignored."""
-        with self as lanes:
+        with self._mutex:
             now = self._clock.now()
-            return lanes.finish(run, outcome, done=done, concerned=concerned, now=now, reason=reason)
+            finished = self._lanes.finish(run, outcome, done=done, concerned=concerned, now=now, reason=reason)
+            callbacks = self._act_on_changes()
+        for callback in callbacks:
+            callback()
+        return finished
 
     def sent_back(self, run: MessageRun, ok: Sequence[bool]) -> MessageFinished:
         """Reports which messages of `Finished.send_back` the broker has now."""
@@ -191,8 +198,11 @@ class Scheduler:
 
     # under the mutex
 
-    def _act_on(self, changes: LaneChanges) -> list[Callback]:
+    def _act_on_changes(self) -> Sequence[Callback]:
         """Wakes workers as needed; returns the callbacks to call once the mutex is released."""
+        return self._act_on(self._lanes.take_changes()) if self._lanes.has_changes else ()
+
+    def _act_on(self, changes: LaneChanges) -> list[Callback]:
         workers = changes.workers
         if changes.arrived:
             # At least one, if no watcher looks again soon.
