@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from lanemq.client.admin.key_progress import KeyFacts, KeyProgress
-from lanemq.client.admin.queue_progress import QueueProgress
+from lanemq.client.admin.queue_progress import QueueBacklog
 from lanemq.client.admin.views import GroupQueue
 from lanemq.client.message import Message
 from lanemq.console.key_history import KeyHistory, read_key_history
@@ -176,7 +176,7 @@ def test_a_turn_without_an_end_runs_only_while_its_worker_owns_the_queue(
 ) -> None:
     """A turn that has just begun may be newer than what is known about the owner."""
     at = GroupQueue(QUEUE, QueueOffset(3), QueueOffset(4), owner, None if epoch is None else Epoch(epoch))
-    progress = KeyProgress(group, 1, QueueProgress(at, None, None), 0, (3,))
+    progress = KeyProgress(group, 1, QueueBacklog(at, None, None), 0, (3,))
     clock = ClockPair((1 + seconds_later) * SECOND, Millis(1000 * (1 + seconds_later)))
     facts = KeyFacts("k", QUEUE, QUEUE, [stored(3, "", 1000)], [progress])
     (stop,) = key_view(facts, 64, killed(tmp_path), clock, {}).stops

@@ -14,7 +14,7 @@ import pytest
 from lanemq.client.admin.dead_letters import GroupDeadLetter
 from lanemq.client.admin.key_progress import KeyFacts, KeyProgress
 from lanemq.client.admin.parked import ParkedLaneView
-from lanemq.client.admin.queue_progress import QueueProgress
+from lanemq.client.admin.queue_progress import QueueBacklog
 from lanemq.client.admin.views import GroupMember, GroupQueue, LaneStateView, QueueBounds, TopicDescription
 from lanemq.client.admin.watching import BrokerView, HeldLaneView, UnknownMember, waiting_keys
 from lanemq.client.message import Message
@@ -46,7 +46,7 @@ MEMBER = GroupMember("worker-1", "10.0.0.1:5", "PYTHON", 1)
 
 def group(offset: int, end: int, *, owner: str = "worker-1", finished: int = 0, late_ms: int | None = None) -> GroupNow:
     at = GroupQueue(QUEUE, QueueOffset(offset), QueueOffset(end), owner, Epoch(1), finished)
-    return GroupNow("shipping", (MEMBER,), {"orders": "*"}, (QueueProgress(at, late_ms, 4000),))
+    return GroupNow("shipping", (MEMBER,), {"orders": "*"}, (QueueBacklog(at, late_ms, 4000),))
 
 
 def snapshot(at: int, *groups: GroupNow, end: int = 0) -> Snapshot:
@@ -199,7 +199,7 @@ def test_a_lag_is_drained_at_the_net_rate(offsets: list[int], ends: list[int], s
 
 def test_an_unknown_lag_is_neither_zero_nor_hidden_behind_a_small_one() -> None:
     known, at = group(0, 3, late_ms=2000), group(0, 4).queues[0].at
-    unknown = replace(known, name="billing", queues=(QueueProgress(at, None, None, age_unknown=True),))
+    unknown = replace(known, name="billing", queues=(QueueBacklog(at, None, None, age_unknown=True),))
     late = next(tile for tile in home_view(snapshot(1, known, unknown), Trends(), None).tiles if tile.name == "Late")
     assert (late.answer, late.level) == ("Unknown", "none")
     assert "billing: 4 behind" in late.detail
@@ -360,7 +360,7 @@ def test_keys_that_need_a_person_come_first() -> None:
 
 def progress(lane: LaneStateView | None, *, lane_parked: ParkedLaneView | None = None) -> KeyProgress:
     at = GroupQueue(QUEUE, QueueOffset(10), QueueOffset(30), "worker-1", Epoch(1))
-    return KeyProgress("shipping", 1, QueueProgress(at, None, None), 1, (12, 15, 20), lane_parked, lane)
+    return KeyProgress("shipping", 1, QueueBacklog(at, None, None), 1, (12, 15, 20), lane_parked, lane)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.clusters import other_clusters
 from lanemq.client.admin.dead_letters import dead_letter_queues
 from lanemq.client.admin.parked import ParkedAdmin, ParkedLaneView
-from lanemq.client.admin.queue_progress import NO_MESSAGE, QueuePosition, QueueProgress, progress_at, store_times
+from lanemq.client.admin.queue_progress import NO_MESSAGE, QueueBacklog, QueuePosition, progress_at, store_times
 from lanemq.client.admin.retries import DelayedRetries, RetriesNow
 from lanemq.client.admin.views import GroupDescription, GroupMember, TopicDescription
 from lanemq.client.admin.watching import BrokerView, HeldLaneView, UnknownMember, WatchAdmin
@@ -37,7 +37,7 @@ class GroupNow:
     name: str
     members: tuple[GroupMember, ...]
     subscriptions: Mapping[str, str]
-    queues: tuple[QueueProgress, ...]
+    queues: tuple[QueueBacklog, ...]
     note: str = ""
     broadcasting: bool = False
     """Each member keeps its own offsets, so there is no lag."""
@@ -59,7 +59,7 @@ class GroupNow:
         return tuple(sorted(shown | {each for each in self.subscriptions if not each.startswith(RETRY_PREFIX)}))
 
 
-def oldest_age(queues: Iterable[QueueProgress]) -> float | None:
+def oldest_age(queues: Iterable[QueueBacklog]) -> float | None:
     """Age in seconds of the oldest unfinished message; 0 if there is none, None while a broker does not know it."""
     ages = [(each.age_unknown, each.lag_ms or 0) for each in queues]
     return None if any(unknown for unknown, _ in ages) else max((age for _, age in ages), default=0) / 1000

@@ -15,7 +15,7 @@ from tests.chaos.mutants import pinned_log
 from lanemq.broker.handlers import operator_parking
 from lanemq.broker.storage.pinning import Pinning
 from lanemq.core.brokering.progress_store import ProgressChange
-from lanemq.core.brokering.progress_table import Changes, ProgressTable
+from lanemq.core.brokering.progress_table import ProgressChanges, ProgressTable
 from lanemq.core.brokering.queue_progress import LaneName
 from lanemq.core.lane_status import Failure
 from lanemq.log.state.progress_rows import ProgressRows
@@ -325,7 +325,7 @@ def test_a_message_that_is_parked_while_retention_looks_keeps_its_file(
 ) -> None:
     """And the control: if the table does not note it, its file would be deleted."""
     assert look_while_parking(start, folder / "data") == 0
-    monkeypatch.setattr(ProgressTable, "watching", lambda table: contextlib.nullcontext(Changes()))
+    monkeypatch.setattr(ProgressTable, "watching", lambda table: contextlib.nullcontext(ProgressChanges()))
     assert look_while_parking(start, folder / "control") > 0
 
 
@@ -334,7 +334,7 @@ def test_a_broker_killed_between_the_copy_and_the_deletion_copies_again(
 ) -> None:
     real = Pinning.deletable
 
-    def nothing(self: Pinning, expired: int, changes: Changes) -> Iterator[None]:
+    def nothing(self: Pinning, expired: int, changes: ProgressChanges) -> Iterator[None]:
         yield from real(self, expired, changes)
         return 0
 

@@ -9,7 +9,7 @@ from tests.cli.conftest import Run
 
 from lanemq.cli.commands import group
 from lanemq.client.admin.admin import Admin
-from lanemq.client.admin.queue_progress import QueueProgress
+from lanemq.client.admin.queue_progress import QueueBacklog
 from lanemq.client.admin.views import GroupDescription, GroupQueue
 from lanemq.client.consumer.app import App
 from lanemq.client.consumer.consumer import Consumer
@@ -165,7 +165,7 @@ def test_queues_of_several_brokers_are_shown_with_their_brokers() -> None:
 def test_unused_retry_topic_is_not_shown() -> None:
     def shown(topic: str, end: int) -> bool:
         at = GroupQueue(MessageQueue(topic, "lanemq", 0), QueueOffset(0), QueueOffset(end))
-        return QueueProgress(at, None, None).worth_showing
+        return QueueBacklog(at, None, None).worth_showing
 
     assert not shown("%RETRY%readers", 0)
     assert shown("%RETRY%readers", 1)

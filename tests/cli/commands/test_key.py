@@ -9,7 +9,7 @@ from tests.cli.conftest import Run
 
 from lanemq.client.admin.admin import Admin, Position
 from lanemq.client.admin.key_progress import KeyProgress
-from lanemq.client.admin.queue_progress import QueueProgress
+from lanemq.client.admin.queue_progress import QueueBacklog
 from lanemq.client.admin.views import AtOffset, GroupQueue, LaneStateView, NoAnswer
 from lanemq.client.consumer.consumer import Consumer
 from lanemq.client.producer import batches
@@ -95,7 +95,7 @@ def test_a_search_key_is_not_taken_for_the_sharding_key(run: Run, producer: Prod
 
 def test_without_an_owner_the_key_waits_for_one() -> None:
     at = GroupQueue(HOME, QueueOffset(0), QueueOffset(5))
-    waiting = KeyProgress("g", members=2, progress=QueueProgress(at, None, None), done=0, pending=(3,))
+    waiting = KeyProgress("g", members=2, progress=QueueBacklog(at, None, None), done=0, pending=(3,))
     assert waiting.waits_for.startswith("an owner: no member owns the queue")
 
 
@@ -107,7 +107,7 @@ def test_a_finished_key_waits_for_nothing(run: Run, broker: EmbeddedBroker) -> N
 
 def waiting(ahead: int, lane: LaneStateView | NoAnswer | None, pending: int = 5) -> KeyProgress:
     at = GroupQueue(HOME, QueueOffset(pending - ahead), QueueOffset(9), owner="m")
-    return KeyProgress("g", 1, QueueProgress(at, None, 900), done=0, pending=(pending,), lane=lane)
+    return KeyProgress("g", 1, QueueBacklog(at, None, 900), done=0, pending=(pending,), lane=lane)
 
 
 def test_messages_ahead_in_the_queue_are_counted_if_the_owner_does_not_answer() -> None:

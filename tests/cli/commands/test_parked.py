@@ -18,7 +18,7 @@ from lanemq.cli.commands import parked as command
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.key_progress import KeyProgress
 from lanemq.client.admin.parked import ParkedAdmin, ParkedLaneView
-from lanemq.client.admin.queue_progress import QueueProgress
+from lanemq.client.admin.queue_progress import QueueBacklog
 from lanemq.client.admin.views import GroupQueue
 from lanemq.client.consumer.app import App
 from lanemq.client.message import Message
@@ -286,7 +286,7 @@ def printed_commands(reason: str, attempts: int = 1) -> list[list[str]]:
     since = datetime(2026, 1, 1, tzinfo=UTC)
     lane = ParkedLaneView("g", queue, "-rf; 'x'", LaneStatus.PARKED, reason, attempts, since, 3, first, last)
     at = GroupQueue(queue, first, last)
-    progress = KeyProgress("g", 1, QueueProgress(at, None, None), 0, (), parked=lane)
+    progress = KeyProgress("g", 1, QueueBacklog(at, None, None), 0, (), parked=lane)
     with click.Context(key.why, info_name="why") as context:
         context.params["server"] = "h:1"
         context.set_parameter_source("server", ParameterSource.COMMANDLINE)

@@ -13,7 +13,7 @@ from tests.cli.conftest import Run
 
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.key_progress import KeyProgress
-from lanemq.client.admin.queue_progress import QueueProgress
+from lanemq.client.admin.queue_progress import QueueBacklog
 from lanemq.client.admin.views import GroupQueue, LaneStateView, NoAnswer
 from lanemq.client.consumer.app import App
 from lanemq.client.message import Message
@@ -217,7 +217,7 @@ def test_the_key_of_an_offline_group_waits_for_a_member(lane: LaneFixture) -> No
 
 def sentence_of(lane: LaneStateView | NoAnswer, pending: tuple[int, ...] = (5,)) -> str:
     at = GroupQueue(MessageQueue("t", "b", 0), QueueOffset(5), QueueOffset(9), owner="m")
-    return KeyProgress("g", 1, QueueProgress(at, None, 700), 0, pending, lane=lane).waits_for
+    return KeyProgress("g", 1, QueueBacklog(at, None, 700), 0, pending, lane=lane).waits_for
 
 
 @pytest.mark.parametrize("state", [state for state in LaneActivity if state is not LaneActivity.EMPTY])

@@ -8,7 +8,7 @@ import pytest
 
 from lanemq.core.brokering.progress_store import SavedOffset
 from lanemq.core.brokering.progress_table import Forgotten, ProgressTable
-from lanemq.core.brokering.queue_progress import OFFSET_BYTES, CommitKind, Committed, Reset
+from lanemq.core.brokering.queue_progress import OFFSET_BYTES, CommitKind, Committed, ResetState
 from lanemq.core.finished_ranges import FinishedRanges
 from lanemq.core.lane_status import Failure
 from lanemq.model.queue import MessageQueue
@@ -70,7 +70,7 @@ def test_a_pending_reset_survives_a_restart() -> None:
     restarted.restore(table.take_unsaved())
     assert restarted.take_unsaved() == []
     progress = restarted.at("g", Q)
-    assert progress.reset is Reset.UNTOLD
+    assert progress.reset is ResetState.UNTOLD
     assert [progress.moved_to(QueueOffset(at)) for at in (10, 3)] == [3, None]
     assert restarted.take_unsaved() == [SavedOffset("g", Q, QueueOffset(3), False)]
 

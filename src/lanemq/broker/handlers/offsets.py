@@ -16,7 +16,7 @@ from lanemq.core.brokering.queue_progress import (
     Backward,
     Ignored,
     QueueProgress,
-    Reset,
+    ResetState,
     WhyIgnored,
     kind_of,
 )
@@ -139,7 +139,7 @@ class OffsetHandler:
         charges, group = self._parts.charges, progress.group
         if progress.offset is None:
             charges.must_grow(Quota.OFFSETS, peer, request, group, OFFSET_BYTES)
-        if finished is None or progress.reset is not Reset.NONE:
+        if finished is None or progress.reset is not ResetState.NONE:
             return finished  # while a reset is pending, a commit with finished ranges is ignored
         more = len(request.body) - len(progress.finished)
         if more > 0 and charges.grow(Quota.OFFSETS, peer, request, group, more) is not None:

@@ -16,7 +16,7 @@ from lanemq.broker.context import BrokerContext
 from lanemq.broker.dispatch import Handler, answer_code, answer_error
 from lanemq.broker.group_rules import ownership, queue_of
 from lanemq.core.brokering.lock_table import Stale, Unowned
-from lanemq.core.brokering.queue_progress import OFFSET_BYTES, QueueProgress, Reset, kind_of
+from lanemq.core.brokering.queue_progress import OFFSET_BYTES, QueueProgress, ResetState, kind_of
 from lanemq.core.brokering.quotas import Quota
 from lanemq.core.brokering.tag_filters import Tags, contains, shown
 from lanemq.core.brokering.topic_table import Permission
@@ -394,7 +394,7 @@ class PullHandler:
         """Whether a reset of the group is pending; if so, the pull is answered with the new offset."""
         header, parts = pull.header, self._parts
         progress = self._progress(header)
-        waits = parts.recording.on and progress.reset is not Reset.NONE
+        waits = parts.recording.on and progress.reset is not ResetState.NONE
         offset = progress.moved_to(
             QueueOffset(pull.offset),
             # Consumers set SUSPEND; a client that does not has chosen the range that it reads.

@@ -15,7 +15,7 @@ from itertools import chain
 
 from lanemq.broker.storage.progress_keeper import ProgressKeeper
 from lanemq.clock import Clock
-from lanemq.core.brokering.progress_table import Changes
+from lanemq.core.brokering.progress_table import ProgressChanges
 from lanemq.core.brokering.queue_progress import ParkedLane
 from lanemq.log.store import Store
 from lanemq.model.errors import StorageError
@@ -43,7 +43,7 @@ class Pinning:
         self._lines = FewLines(log, clock)
         self._copying = False
 
-    def deletable(self, expired: int, changes: Changes) -> Generator[None, None, int]:
+    def deletable(self, expired: int, changes: ProgressChanges) -> Generator[None, None, int]:
         """How many of the `expired` oldest files hold no parked message that is only there. Yields between two steps;
         the answer holds until something else happens on the loop (`still_deletable`).
 
@@ -63,7 +63,7 @@ class Pinning:
             self._copy_below(start_after(release), self._all_lanes())
         return free
 
-    def still_deletable(self, count: int, changes: Changes) -> int:
+    def still_deletable(self, count: int, changes: ProgressChanges) -> int:
         """How many of the files that were `deletable` hold no message that was parked since."""
         for (_, queue), first in changes.parked_from.items():
             count = self._free(count, self._position(queue, first))

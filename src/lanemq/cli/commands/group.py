@@ -10,7 +10,7 @@ from lanemq.cli.output import Grid, duration_text, plural, show
 from lanemq.client.admin.admin import Admin, Position
 from lanemq.client.admin.dead_letters import count_dead_letters
 from lanemq.client.admin.parked import ParkedAdmin, ParkedLaneView
-from lanemq.client.admin.queue_progress import QueueProgress, queue_progress
+from lanemq.client.admin.queue_progress import QueueBacklog, queue_progress
 from lanemq.client.admin.resets import reset_as_shown, shown_changes
 from lanemq.client.admin.retries import DelayedRetries
 from lanemq.client.admin.views import AtOffset, AtTime, GroupDescription, OffsetChange
@@ -269,7 +269,7 @@ def _grid_of_queues(
 _COLUMNS = ("topic", "queue", "offset", "end", "lag", "lag time", "owner", "epoch", "lease left")
 
 
-def _row(each: QueueProgress) -> tuple[object, ...]:
+def _row(each: QueueBacklog) -> tuple[object, ...]:
     at = each.at
     return (
         at.queue.topic,

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.dead_letters import GroupDeadLetter, dead_letters_of
 from lanemq.client.admin.parked import ParkedAdmin, ParkedLaneView
-from lanemq.client.admin.queue_progress import QueueProgress, queue_progress
+from lanemq.client.admin.queue_progress import QueueBacklog, queue_progress
 from lanemq.client.admin.retries import GroupRetry, Progress, RetrySearch, retry_progress
 from lanemq.client.admin.topic_reader import MAX_FOUND, TopicReader
 from lanemq.client.admin.views import FIRST_OFFSET, GroupDescription, GroupQueue, LaneStateView, NoAnswer
@@ -49,7 +49,7 @@ class KeyProgress:
 
     group: str
     members: int
-    progress: QueueProgress
+    progress: QueueBacklog
     done: int
     pending: tuple[int, ...]
     """Offsets of the key's messages that are neither finished nor parked."""
@@ -213,7 +213,7 @@ def _key_progress(
 ) -> KeyProgress | None:
     found = admin.group_progress(name)
     if found.broadcasting:
-        nothing = QueueProgress(GroupQueue(queue, FIRST_OFFSET, FIRST_OFFSET), None, None)
+        nothing = QueueBacklog(GroupQueue(queue, FIRST_OFFSET, FIRST_OFFSET), None, None)
         reads = queue.topic in found.subscriptions
         return KeyProgress(name, len(found.members), nothing, 0, (), broadcasting=True) if reads else None
     if not any(each.queue == queue for each in found.queues):

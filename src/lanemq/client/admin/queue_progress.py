@@ -16,7 +16,7 @@ QueuePosition: TypeAlias = tuple[MessageQueue, int]
 
 
 @dataclass(frozen=True, slots=True)
-class QueueProgress:
+class QueueBacklog:
     """A group's progress in one queue."""
 
     at: GroupQueue
@@ -49,7 +49,7 @@ class QueueProgress:
 
 def queue_progress(
     group: GroupDescription, leases: Mapping[MessageQueue, LeaseView], server: str, wall: Millis
-) -> Iterator[QueueProgress]:
+) -> Iterator[QueueBacklog]:
     """The progress in every queue of the group, sorted.
 
     The broker does not report the age of the oldest unfinished message, so that message is read in each queue that is
@@ -63,12 +63,12 @@ def queue_progress(
 
 def progress_at(
     at: GroupQueue, stored: Mapping[QueuePosition, int | None], lease_ms: int | None, wall: Millis
-) -> QueueProgress:
+) -> QueueBacklog:
     """The progress in one queue; `stored` has the answers of `store_times`."""
     time = stored.get((at.queue, at.offset), NO_MESSAGE)
     if time is None:
-        return QueueProgress(at, None, lease_ms, age_unknown=True)
-    return QueueProgress(at, None if time == NO_MESSAGE else max(0, wall - time), lease_ms)
+        return QueueBacklog(at, None, lease_ms, age_unknown=True)
+    return QueueBacklog(at, None if time == NO_MESSAGE else max(0, wall - time), lease_ms)
 
 
 NO_MESSAGE = -1

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol, Self, TypeAlias
 
 from lanemq.core.brokering.lane_offsets import ChunkRow, LaneOffsets
-from lanemq.core.brokering.queue_progress import LaneName, ParkedLane, QueueProgress, Reset
+from lanemq.core.brokering.queue_progress import LaneName, ParkedLane, QueueProgress, ResetState
 from lanemq.core.lane_status import Failure, LaneStatus
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
@@ -27,7 +27,7 @@ class SavedOffset(NamedTuple):
     @classmethod
     def of(cls, progress: QueueProgress) -> Self:
         assert progress.offset is not None
-        pending = progress.reset is not Reset.NONE
+        pending = progress.reset is not ResetState.NONE
         return cls(progress.group, progress.queue, progress.offset, pending, progress.finished)
 
 

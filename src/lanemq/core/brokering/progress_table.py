@@ -20,7 +20,7 @@ ProgressKey: TypeAlias = tuple[str, MessageQueue]
 
 
 @dataclass(slots=True)
-class Changes:
+class ProgressChanges:
     """What has changed. Its reader handles `forgotten` first: the same queues may have new offsets, in `offsets`."""
 
     offsets: set[ProgressKey] = field(default_factory=set)
@@ -73,7 +73,7 @@ class ProgressTable:
         """The queues with lanes."""
         self._unsaved: dict[QueueProgress, None] = {}
         """Whose offsets changed, the longest unsaved first."""
-        self._watching: list[Changes] = []
+        self._watching: list[ProgressChanges] = []
 
     def at(self, group: str, queue: MessageQueue) -> QueueProgress:
         """The progress of a group in a queue, also if there is none yet."""
@@ -141,9 +141,9 @@ class ProgressTable:
                 changes.parked_from[key] = min(parked_from, changes.parked_from.get(key, parked_from))
 
     @contextmanager
-    def watching(self) -> Iterator[Changes]:
+    def watching(self) -> Iterator[ProgressChanges]:
         """What changes until the end of the block. Its reader may remove what it has handled."""
-        changes = Changes()
+        changes = ProgressChanges()
         self._watching.append(changes)
         try:
             yield changes

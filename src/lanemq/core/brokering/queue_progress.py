@@ -98,7 +98,7 @@ class Ignored:
 Commit: TypeAlias = Committed | Backward | Ignored
 
 
-class Reset(Enum):
+class ResetState(Enum):
     """Whether members still have to obey a reset."""
 
     NONE = 0
@@ -178,7 +178,7 @@ class QueueProgress:
         """The group's next offset; None if it never committed in this queue."""
         self.finished = ""
         """What is finished above the offset, as `FinishedRanges.encode` writes it."""
-        self.reset = Reset.NONE
+        self.reset = ResetState.NONE
         self.serial = 0
         """A number that changes with every change by an operator; 0 if nothing was ever parked in the queue."""
         self._lanes = _NO_LANES
@@ -197,7 +197,7 @@ class QueueProgress:
         if kind is CommitKind.FENCED:
             return Ignored(WhyIgnored.FENCED)
         # With finished ranges it stems from before the reset, and would hide messages that are to run again.
-        if self.reset is not Reset.NONE and (finished or not self._has_arrived(offset)):
+        if self.reset is not ResetState.NONE and (finished or not self._has_arrived(offset)):
             return Ignored(WhyIgnored.RESET_PENDING)
         stored = self.offset
         if stored is not None and offset < stored and kind is CommitKind.FORWARD:
@@ -221,7 +221,7 @@ class QueueProgress:
         """Reset the offset, in either direction; `pending` if the group has members, which have to move there first."""
         if offset < 0:
             raise InvalidOption(f"offset {offset} cannot be reset to: use 0 or more")
-        self.reset = Reset.UNTOLD if pending else Reset.NONE
+        self.reset = ResetState.UNTOLD if pending else ResetState.NONE
         self._put(offset, "")
 
     def moved_to(self, pulled_from: QueueOffset, *, decides: bool = False, commits: bool = False) -> QueueOffset | None:
@@ -230,11 +230,11 @@ class QueueProgress:
         A client that `decides` itself where it reads is answered so once, and may continue elsewhere. One that
         `commits` the offset it has moved to is answered so until it has.
         """
-        if self.reset is Reset.NONE:
+        if self.reset is ResetState.NONE:
             return None
         if (decides or not commits) and self._has_arrived(pulled_from, decides=decides):
             return None
-        self.reset = Reset.TOLD
+        self.reset = ResetState.TOLD
         return self.offset
 
     def _has_arrived(self, offset: QueueOffset, *, decides: bool = False) -> bool:
@@ -242,9 +242,9 @@ class QueueProgress:
 
         Without such an answer a member may be there by chance, while it still has messages from before the reset.
         """
-        if self.reset is Reset.UNTOLD or not (decides or offset == self.offset):
+        if self.reset is ResetState.UNTOLD or not (decides or offset == self.offset):
             return False
-        self.reset = Reset.NONE
+        self.reset = ResetState.NONE
         self._home.offset_changed(self, 0)
         return True
 
@@ -373,7 +373,7 @@ class QueueProgress:
     # restart and deletion
 
     def restore_offset(self, offset: QueueOffset, finished: str, *, reset_pending: bool) -> None:
-        self.reset = Reset.UNTOLD if reset_pending else Reset.NONE
+        self.reset = ResetState.UNTOLD if reset_pending else ResetState.NONE
         self._put(offset, finished)
 
     def restore_lane(self, lane: ParkedLane) -> None:
