@@ -88,7 +88,7 @@ CASES = {
     "finished ranges instead of their span": Case(mutants.finished_span, ("consumer killed",), ("S1", "D2", "B"), BUSY),
     "a lane runs at the broker until nothing is left of it": Case(mutants.lane_fence, (), ("B", "E4"), BUSY | HELD),
     "a lane is finished when the broker has it": Case(
-        mutants.confirmed_lane, ("consumer killed",), ("D2", "S1"), BUSY | HELD, first=50
+        mutants.confirmed_lane, ("consumer killed",), ("D2", "S1"), BUSY | HELD, first=20
     ),
     "offsets saved every 200 ms": Case(mutants.saved_offsets, ("broker killed",), ("D3",), BUSY | {"slow": 0.0}),
     "offsets saved at a stop": Case(mutants.offsets_at_stop, ("broker restarted",), ("D3",), BUSY | {"slow": 0.0}),
