@@ -171,6 +171,11 @@ def test_clients_that_only_read_do_not_ask_for_layouts(cluster: FakeCluster, loo
     assert sum(server.codes[RequestCode.GET_KV_CONFIG] for server in cluster.servers) == 0
 
 
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What the client logged: a broker that other tests keep in this process may log that the machine is busy."""
+    return [record.getMessage() for record in caplog.records if record.name.startswith("lanemq.client")]
+
+
 MOVED = "the queues of topic orders changed from 8 to 12: keys may have moved to other queues"
 
 
@@ -188,7 +193,7 @@ def test_a_broker_that_leaves_and_comes_back_moves_no_key_of_a_topic_with_a_layo
     )
     assert [set(route.publish) for route in (away, still, back)] == 3 * [set(before.publish)]
     assert [route.away for route in (away, still, back)] == [{"broker-a"}, {"broker-a"}, set()]
-    assert caplog.messages == ["topic orders: messages of keys at broker-a wait for it, others go on"]
+    assert said(caplog) == ["topic orders: messages of keys at broker-a wait for it, others go on"]
 
 
 def test_a_broker_that_was_away_at_the_start_moves_no_key_of_a_topic_with_a_layout(
@@ -197,7 +202,7 @@ def test_a_broker_that_was_away_at_the_start_moves_no_key_of_a_topic_with_a_layo
     cluster.create("orders", layout=FULL)
     cluster.kill("broker-a")
     lookup(cluster, lambda: cluster.restart("broker-a"), layouts=False)
-    assert caplog.messages == []
+    assert said(caplog) == []
 
 
 def test_a_client_that_only_reads_reports_keys_that_moved(
@@ -205,7 +210,7 @@ def test_a_client_that_only_reads_reports_keys_that_moved(
 ) -> None:
     cluster.create("orders", layout=FULL)
     lookup(cluster, lambda: cluster.create("orders", 6, layout="broker-a:6;broker-b:6"), layouts=False)
-    assert caplog.messages == [MOVED]
+    assert said(caplog) == [MOVED]
 
 
 def test_a_deleted_topic_does_not_exist_although_it_was_in_use(cluster: FakeCluster, lookup: Lookup) -> None:
