@@ -23,7 +23,7 @@ from lanemq.net.address import parse_address
 if TYPE_CHECKING:
     from lanemq.pipelines.pipeline import Pipeline
     from lanemq.pipelines.running.progress import Progress
-    from lanemq.spark.lag import QueueBacklog
+    from lanemq.spark.lag import QueueLag
 
 log = logging.getLogger(__name__)
 
@@ -124,7 +124,7 @@ def lag_grid(progress: "Progress") -> Grid:
     return Grid(LAG_COLUMNS, list(map(lag_row, progress.lag)))
 
 
-def lag_row(each: "QueueBacklog") -> tuple[object, ...]:
+def lag_row(each: "QueueLag") -> tuple[object, ...]:
     """The lag of one queue, in the order of `LAG_COLUMNS`."""
     age = None if each.seconds is None else duration_text(each.seconds * 1000)
     return each.queue.topic, each.queue.queue_id, each.offset, each.end, each.messages, age

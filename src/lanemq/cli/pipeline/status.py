@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from lanemq.pipelines.operate.parked import ParkedLanes
     from lanemq.pipelines.pipeline import Pipeline
     from lanemq.pipelines.stages.cdc.misfits import ColumnMisfits
-    from lanemq.spark.lag import QueueBacklog
+    from lanemq.spark.lag import QueueLag
 
 BROKER_WAIT = "1s"
 """The command must answer quickly, so it does not wait for the broker for a minute."""
@@ -96,7 +96,7 @@ class _Status:
     decided_dead: int
     misfits: "dict[str, ColumnMisfits]"
     """Values that `LastState` replaced by null, by column."""
-    queues: "tuple[QueueBacklog, ...]"
+    queues: "tuple[QueueLag, ...]"
     deleted: int
     """Messages that retention deleted before the pipeline read them."""
     lag_error: str | None
@@ -254,17 +254,17 @@ def _source(used: Mapping[str, str], declared: "Pipeline | None") -> dict[str, s
     return with_flags({**rest, **secure})
 
 
-def _row(each: "QueueBacklog", known: bool) -> tuple[object, ...]:
+def _row(each: "QueueLag", known: bool) -> tuple[object, ...]:
     row = lag_row(each)
     return row if known else (*row[:3], UNKNOWN, UNKNOWN, UNKNOWN)
 
 
-def _document(each: "QueueBacklog", known: bool) -> dict[str, object]:
+def _document(each: "QueueLag", known: bool) -> dict[str, object]:
     found = each.document()
     return found if known else found | {"end": None, "lag": None, "lag_seconds": None}
 
 
-def _total(queues: "Sequence[QueueBacklog]") -> str:
+def _total(queues: "Sequence[QueueLag]") -> str:
     from lanemq.spark.lag import oldest_age
 
     oldest = oldest_age(queues)
@@ -273,7 +273,7 @@ def _total(queues: "Sequence[QueueBacklog]") -> str:
 
 
 class _Lag(NamedTuple):
-    queues: "tuple[QueueBacklog, ...]"
+    queues: "tuple[QueueLag, ...]"
     deleted: int = 0
     """Messages after the last batch that retention deleted."""
     error: str | None = None
