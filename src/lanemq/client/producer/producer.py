@@ -237,7 +237,7 @@ class Producer(ProducerBase[DuplexConnection]):
         self._ended.set()
 
     def _end_again(self) -> None:
-        """After an exception of a signal handler: the exit of the program waits for the rest, and reports it."""
+        """After an exception of a signal handler, in a thread that the exit of the program waits for."""
         try:
             self._end()
         finally:
@@ -377,10 +377,7 @@ class Producer(ProducerBase[DuplexConnection]):
         report_abandoned(log, outcomes)
         notify_all(outcomes)
         if ends:
-            try:
-                self._end()
-            finally:
-                self._ended.set()
+            self._end_again()
 
     # connections
 

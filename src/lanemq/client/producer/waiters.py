@@ -28,7 +28,7 @@ class Waiter(Protocol):
 
 
 class NoWaiter:
-    """Nobody wants to know."""
+    """The waiter of a message whose outcome no caller asks for."""
 
     def stored(self, index: int, receipt: Receipt) -> None:
         pass
