@@ -107,7 +107,7 @@ INTERNAL = {
     "unread": {"MAX_ROUNDS"},
     "waking": {"MAX_TAG_CODES"},
 }
-"""Constants that no client meets: steps of work, sizes of answers that go on with the next request, defaults of
+"""Constants that no client meets: steps of work, sizes of answers that continue with the next request, defaults of
 options. A new limit is in the page, or here."""
 
 OTHERS = {

@@ -1,6 +1,6 @@
 """What clients do in a child process after a fork.
 
-A fork copies objects, sockets and locks that other threads hold, but no threads. A client that went on in the child
+A fork copies objects, sockets and locks that other threads hold, but no threads. A client that continued in the child
 would write into its parent's connections under its parent's identity, and wait for threads that do not exist.
 
 Producers, administration and histories start anew in the child; consumers refuse. See docs/decisions/0019-fork.md.

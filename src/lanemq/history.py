@@ -83,7 +83,7 @@ class History:
         self._write("begin", {"name": process, "role": role, "run": run, "machine": machine})
 
     def forked(self) -> None:
-        """In a child process: goes on in a file of its own, which is made by its first line."""
+        """In a child process: continues in a file of its own, which is made by its first line."""
         if self._file is not None:
             self._file.close()
             self._file = None

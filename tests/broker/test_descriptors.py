@@ -69,7 +69,7 @@ def test_without_descriptors_a_broker_is_busy_and_goes_on_when_they_return(
             asked = waiting.post(RequestCode.GET_MAX_OFFSET, {"topic": "T", "queueId": "0"})
             until("an accept fails", lambda: raw.runtime()["laneRefused_no_descriptors"] != refused)
         assert int(waiting.answer(asked).ext["offset"]) >= 1, "it was not refused, only late"
-        until("sends go on by themselves", lambda: send() == 0)
+        until("sends continue by themselves", lambda: send() == 0)
         assert raw.create("U").code == 0
         assert bodies(raw.read("T")) == stored
     assert process.stop() == 0

@@ -66,7 +66,7 @@ def test_an_address_invents_no_more_groups_than_its_quota_by_any_request(broker:
     assert [reply.code for reply in replies] == [ResponseCode.SYSTEM_ERROR] * 7
     assert "may have 6 groups" in (replies[0].remark or "")
     assert refusals(raw, "quota") == 7
-    assert raw.commit(1, group="g2").code == 0, "known groups go on"
+    assert raw.commit(1, group="g2").code == 0, "known groups continue"
     topics = raw.ask(RequestCode.GET_ALL_TOPIC_CONFIG).body
     assert b"%RETRY%g0" in topics
     assert b"%RETRY%x" not in topics

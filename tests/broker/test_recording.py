@@ -305,7 +305,7 @@ def test_without_a_folder_nothing_is_written(start: Start, folder: Path) -> None
 
 
 def judge_retention(start: Start, folder: Path) -> tuple[Report, dict[int, int]]:
-    """Retention deletes messages that were sent with a history, and a group that had not read them goes on.
+    """Retention deletes messages that were sent with a history, and a group that had not read them continues.
 
     Returns the verdict, and what was recorded as deleted of each queue.
     """

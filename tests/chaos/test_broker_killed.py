@@ -25,8 +25,8 @@ def test_a_broker_killed_under_load_keeps_every_acknowledged_message_once_and_in
         killed_at = system.seen("fault")[-1]["t"]
         broker = system.broker(default_queues=4)
         for name in ("p", "q"):
-            system.until(f"{name} goes on", partial(went_on, system, "acked", name, killed_at))
-        system.until("consumers go on", partial(went_on, system, "turn", None, killed_at))
+            system.until(f"{name} continues", partial(went_on, system, "acked", name, killed_at))
+        system.until("consumers continue", partial(went_on, system, "turn", None, killed_at))
     system.finish(*producers)
     system.until("everything is done", system.is_drained)
     system.finish(*consumers)

@@ -55,7 +55,7 @@ def test_without_waiting_for_the_first_unfinished_a_kill_loses_messages(system: 
     stop_with_unfinished_work_committed(system, victim)
     system.kill(victim)
     killed_at = system.seen("fault")[-1]["t"]
-    system.until("the other goes on", lambda: len(system.seen("turn", "b", after=killed_at)) > 20)
+    system.until("the other continues", lambda: len(system.seen("turn", "b", after=killed_at)) > 20)
     system.finish(producer)
     report = system.judge("faults", drained=False)
     assert report.verdict is Verdict.VIOLATION, complaint(report)

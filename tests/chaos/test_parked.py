@@ -41,7 +41,7 @@ def test_kills_while_lanes_are_parked_and_redriven_break_no_promise(system: Syst
     system.until("all lanes are there again", lambda: len(lanes(system)) == 4)
     broken.unlink()
     redrive_all(system)
-    system.until("the redrive goes on", lambda: len(system.seen("redriven", "b") + system.seen("redriven", "c")) > 1)
+    system.until("the redrive continues", lambda: len(system.seen("redriven", "b") + system.seen("redriven", "c")) > 1)
     system.kill(second)
     fourth = consumer(system, "d")
     system.until("the new member owns a queue", lambda: system.seen("lease_granted", "d"))

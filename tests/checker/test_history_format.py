@@ -147,7 +147,7 @@ class FullDisk:
 def test_an_event_that_does_not_fit_on_the_disk_leaves_a_gap(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
 ) -> None:
-    """A history that goes on without it would show a turn that never began, and be believed."""
+    """A history that continues without it would show a turn that never began, and be believed."""
     path = tmp_path / "a.jsonl"
     history = History(path, "a", count(1).__next__, role="consumer")
     disk = FullDisk(room)

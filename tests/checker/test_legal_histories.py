@@ -151,7 +151,7 @@ LEGAL = {
         "broker2 recovered 2 clean=0 alive=95\na turn 0 k epoch=1\na end 0 k retry epoch=1\n"
         "broker2 redriven 1 k 1\na turn 1 k epoch=1\na end 1 k ok epoch=1"
     ),
-    "message discarded on its way fails once more, and the lane goes on": (
+    "message discarded on its way fails once more, and the lane continues": (
         "a turn 0 k\na end 0 k retry\na parked 0 k\na parked 1 k\na commit 2\nbroker redriven 0 k 1\n"
         "broker discarded 0 k\na turn 0 k\na end 0 k retry\nbroker redriven 1 k 1\na turn 1 k\na end 1 k ok"
     ),
@@ -185,7 +185,7 @@ LEGAL = {
         "a turn 0 k\na end 0 k retry\na parked 0 k\na commit 1\nbroker redriven 0 k\na turn 0 k\na end 0 k retry\n"
         "a parked 0 k\nbroker redriven 0 k\na turn 0 k\na end 0 k ok\na turn 1 k"
     ),
-    "discarded, the lane goes on": (
+    "discarded, the lane continues": (
         "a turn 0 k\na end 0 k retry\na parked 0 k\na parked 1 k\na commit 2\nbroker discarded 0 k\n"
         "broker discarded 1 k\na turn 2 k\na end 2 k ok\na commit 3"
     ),
@@ -207,7 +207,7 @@ LEGAL = {
         "a turn 0 k\na end 0 k retry\na parked 0 k\na parked 1 k\na commit 2\nbroker discarded 0 k\n"
         "broker redriven 1 k\na turn 1 k\na end 1 k ok\na turn 2 k"
     ),
-    "redriven and dead-lettered, the lane goes on": (
+    "redriven and dead-lettered, the lane continues": (
         "a turn 0 k\na end 0 k retry\na parked 0 k\na parked 1 k\na commit 2\nbroker redriven 0 k\na turn 0 k\n"
         "a end 0 k retry\na dead 0 k\na turn 1 k\na end 1 k ok\na turn 2 k"
     ),

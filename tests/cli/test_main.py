@@ -359,7 +359,7 @@ def test_a_start_on_a_full_disk_says_that_space_must_be_freed(tmp_path: Path, no
     class OnFullDisk(Broker):
         async def start(self) -> None:
             if noticed_by == "state":
-                raise DiskFull("no space left for state.db: free some, and writing goes on")
+                raise DiskFull("no space left for state.db: free some, and writing continues")
             raise WriteFailed("a restart rebuilds the indexes") from OSError(errno.ENOSPC, "No space left on device")
 
     options = BrokerOptions(tmp_path)

@@ -160,7 +160,7 @@ def test_a_table_fits_80_columns_whatever_is_in_it_and_loses_nothing(
     row = (*before, key, *after)
     text = rendered(Grid(tuple(f"column {at}" for at in range(len(row))), [row, row]), 80)
     assert max(map(cell_len, text.splitlines())) <= 80
-    if text.startswith("column 0  "):  # blocks: a folded text goes on in the next line
+    if text.startswith("column 0  "):  # blocks: a folded text continues in the next line
         assert "".join(key.split()) in "".join(text.split())
 
 

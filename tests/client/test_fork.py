@@ -186,7 +186,7 @@ with app:
 """
     lines = run(broker, program, tmp_path).splitlines()
     refusal = (
-        "child: UsageError this consumer was started before a fork and goes on in the parent: make one in the child"
+        "child: UsageError this consumer was started before a fork and continues in the parent: make one in the child"
     )
     assert lines == [refusal, "True", refusal, "True"]
 

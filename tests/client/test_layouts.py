@@ -193,7 +193,7 @@ def test_a_broker_that_leaves_and_comes_back_moves_no_key_of_a_topic_with_a_layo
     )
     assert [set(route.publish) for route in (away, still, back)] == 3 * [set(before.publish)]
     assert [route.away for route in (away, still, back)] == [{"broker-a"}, {"broker-a"}, set()]
-    assert said(caplog) == ["topic orders: messages of keys at broker-a wait for it, others go on"]
+    assert said(caplog) == ["topic orders: messages of keys at broker-a wait for it, others continue"]
 
 
 def test_a_broker_that_was_away_at_the_start_moves_no_key_of_a_topic_with_a_layout(

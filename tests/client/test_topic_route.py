@@ -183,7 +183,7 @@ def test_a_route_with_an_unreachable_broker_is_asked_for_again_after_a_second() 
 @pytest.mark.parametrize(
     ("now", "logged"),
     [
-        ([broker("a"), broker("b", ids=(1,))], "topic t: messages of keys at b wait for it, others go on"),
+        ([broker("a"), broker("b", ids=(1,))], "topic t: messages of keys at b wait for it, others continue"),
         ([broker("a")], "the queues of topic t changed from 4 to 2: keys may have moved to other queues"),
     ],
     ids=["its replica is there", "it is gone"],

@@ -1,4 +1,4 @@
-"""A search that ends at a limit says so, and goes on where it ended: nothing is skipped or shown twice."""
+"""A search that ends at a limit says so, and continues where it ended: nothing is skipped or shown twice."""
 
 import tracemalloc
 from collections.abc import Iterator

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Work:
-    """Reads that wait until the test lets them go on, and the number of them that have begun."""
+    """Reads that wait until the test lets them continue, and the number of them that have begun."""
 
     def __init__(self) -> None:
         self.has_begun, self.go_on = threading.Event(), threading.Event()

@@ -233,7 +233,7 @@ def test_screenshots_of_every_screen(browser: "Browser", demo: Demo, broken: Pat
 
 
 def _tidy(demo: Demo) -> None:
-    """Discards the newest parked keys of `shipping`; the traffic goes on, and parks further ones."""
+    """Discards the newest parked keys of `shipping`; the traffic continues, and parks further ones."""
     with ParkedAdmin(demo.server) as admin:
         lanes = sorted(admin.lanes("shipping"), key=lambda lane: lane.parked_since)
         for lane in lanes[LEFT:]:

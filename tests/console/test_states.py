@@ -152,7 +152,7 @@ def test_every_owner_is_asked_for_its_held_keys_a_few_at_a_time(stage: Stage, mo
 
 
 class SilentMembers(WatchAdmin):
-    """None answers; the clock goes on while they are waited for, four at a time."""
+    """None answers; the clock continues while they are waited for, four at a time."""
 
     lock = threading.Lock()
 

@@ -113,7 +113,7 @@ class Database:
 def test_whatever_is_delivered_again_and_whoever_wakes_up_each_effect_happens_once_in_order(
     data: st.DataObject,
 ) -> None:
-    """Owners take over anywhere behind what is done, work on any lane, and older ones go on as if nothing happened."""
+    """Owners take over anywhere behind what is done, work on any lane, and older ones continue as before."""
     lanes = {"a": [0, 2, 4, 6], "b": [1, 3, 5]}
     database = Database()
     owners: list[dict[str, int]] = [dict.fromkeys(lanes, 0)]

@@ -63,8 +63,8 @@ def test_an_older_owner_is_refused_as_soon_as_a_newer_one_has_applied_any_key(fo
         form.apply(delivered(5, "a", epoch=7), "stale repeat")
     with pytest.raises(AlreadyApplied):
         form.apply(delivered(5, "a", epoch=8), "repeat after the hand-over")
-    form.apply(delivered(7, "a", epoch=8), "new owner goes on")
-    assert form.effects() == ["new owner", "new owner goes on", "old owner"]
+    form.apply(delivered(7, "a", epoch=8), "new owner continues")
+    assert form.effects() == ["new owner", "new owner continues", "old owner"]
 
 
 @every_form

@@ -139,7 +139,7 @@ def test_workers_pass_events_and_report_what_cannot_be_decoded_alike(message_at:
 
 
 def test_an_event_that_refers_to_its_bytes_keeps_them_and_not_the_pull() -> None:
-    """The twin decodes a body where it lies in the pull, unless the event goes on using it."""
+    """The twin decodes a body where it lies in the pull, unless the event continues using it."""
     kept: list[Raw] = []
     bodies = [b'{"n":%d}' % number for number in range(5)]
     pull = pull_of(*bodies)

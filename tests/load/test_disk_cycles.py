@@ -1,7 +1,7 @@
 """A disk is filled and freed again and again under load: nothing acknowledged is lost, and no restart is needed.
 
-With default settings, sends stop at the low-space watermark, and everything else goes on. Without the watermark, writes
-of messages and rows really meet the full disk.
+With default settings, sends stop at the low-space watermark, and everything else continues. Without the watermark,
+writes of messages and rows really meet the full disk.
 """
 
 import json
@@ -49,7 +49,7 @@ class Sender(threading.Thread):
                     time.sleep(0.01)
 
     def until(self, what: str, *, busy: bool) -> float:
-        """Wait until sends are refused, or go on; returns the seconds."""
+        """Wait until sends are refused, or continue; returns the seconds."""
         begin, number = time.monotonic(), self.number
         while self.busy is not busy or (not busy and self.number == number):
             assert time.monotonic() - begin < PATIENT, what
@@ -68,15 +68,15 @@ def test_a_disk_that_is_filled_and_freed_loses_nothing_acknowledged(tmp_path: Pa
         raw.create("T", 1)
         sender.start()
         for cycle in range(CYCLES):
-            # Every other cycle leaves half of the watermark, so that all but sends must go on.
+            # Every other cycle leaves half of the watermark, so that all but sends must continue.
             left = (MEBIBYTES << 20) // 20 if watermark and cycle % 2 else 0
             with volumes.filled(disk, left):
                 sender.until(f"cycle {cycle}: sends are refused", busy=True)
                 if left:
-                    assert raw.lane_lock("c", group=f"g{cycle}").lane_leases, "locks go on below the watermark"
+                    assert raw.lane_lock("c", group=f"g{cycle}").lane_leases, "locks continue below the watermark"
                     assert raw.commit(cycle).code == 0
                     locks += 1
-            waits.append(sender.until(f"cycle {cycle}: sends go on by themselves", busy=False))
+            waits.append(sender.until(f"cycle {cycle}: sends continue by themselves", busy=False))
         sender.ends.set()
         sender.join(PATIENT)
         found = [int(body) for body in bodies(raw.read("T"))]

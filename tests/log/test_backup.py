@@ -159,7 +159,7 @@ def test_a_backup_that_is_killed_at_any_step_is_refused_and_can_be_repeated(star
             read_manifest(folder / "killed")
     copy(data, folder / "killed")
     assert verify(folder / "killed").log_end == verify(folder / "whole").log_end
-    assert sent(raw, "T", 70, 1), "the broker goes on"
+    assert sent(raw, "T", 70, 1), "the broker continues"
 
 
 def test_a_restore_that_is_killed_at_any_step_leaves_no_data_folder(start, folder: Path) -> None:  # noqa: F811

@@ -54,7 +54,7 @@ def test_after_a_full_disk_the_store_goes_on_without_a_restart(open_store: OpenS
     store = open_store(disk=disk)
     send(store, "before")
     disk.space = 10
-    with pytest.raises(DiskFull, match="go on by themselves"):
+    with pytest.raises(DiskFull, match="continue by themselves"):
         send(store, "lost")
     disk.space = None
     send(store, "after")

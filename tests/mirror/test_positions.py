@@ -1,4 +1,4 @@
-"""A group goes on at its first unfinished message."""
+"""A group continues at its first unfinished message."""
 
 import pytest
 from hypothesis import given

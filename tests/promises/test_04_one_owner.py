@@ -140,7 +140,7 @@ def test_a_broker_that_ignores_silence_leaves_the_queues_of_a_frozen_member_alon
         with pytest.raises(pytest.fail.Exception, match="waited 9 s until the other member works on all lost queues"):
             losses.waits(lost_at, lost, 9)
         assert system.seen("turn", losses.members[1].name, after=lost_at), (
-            "the other member goes on with its own queues"
+            "the other member continues with its own queues"
         )
 
 

@@ -110,7 +110,7 @@ def others(group: LocalGroup) -> int:
 
 @pytest.mark.parametrize("behind", LONG)
 def test_a_held_key_blocks_only_itself_however_long_its_backlog(group: LocalGroup, behind: int) -> None:
-    """Default settings: the lane waits at the broker, and goes on by itself when its message succeeds."""
+    """Default settings: the lane waits at the broker, and continues by itself when its message succeeds."""
     send_long(group, behind)
     broken = Broken()
     group.member("a", broken.handle)

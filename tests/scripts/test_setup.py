@@ -63,7 +63,7 @@ def test_a_failure_shows_the_end_of_the_log(place: Path) -> None:
 
 
 def test_a_missing_browser_is_said_in_one_sentence_and_ends_nothing(tmp_path: Path) -> None:
-    """`make test` goes on without Chromium: its tests in a browser are skipped, with the same remedy as reason."""
+    """`make test` continues without Chromium: its tests in a browser are skipped, with the same remedy as reason."""
     bash = shutil.which("bash")
     assert bash is not None
     look = [bash, str(ROOT / "scripts" / "browser.sh"), "--look"]

@@ -101,7 +101,7 @@ class Broker:
 
     @property
     def read_only(self) -> bool:
-        """Whether a failed write has stopped sends; reads go on."""
+        """Whether a failed write has stopped sends; reads continue."""
         return self.running.parts.group_commit.failure is not None
 
     async def start(self) -> None:

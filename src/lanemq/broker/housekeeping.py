@@ -168,8 +168,8 @@ class Housekeeping:
             log.warning("members of %s further topics were lost and have not come back", len(given_up) - MAX_LINES)
 
     def _watch_disk(self, now: Millis) -> None:
-        """Pause sends while the disk is nearly full, and let them go on by themselves. Stop them if the folder is gone:
-        the files are open, so writes would succeed, and what they write would be lost."""
+        """Pause sends while the disk is nearly full, and let them continue by themselves. Stop them if the folder is
+        gone: the files are open, so writes would succeed, and what they write would be lost."""
         parts, group_commit = self._parts, self._parts.group_commit
         if (lost := parts.store.lost()) is not None:
             why = f"{lost}, so messages would be lost: put it back or restore a backup, then restart the broker"
@@ -184,7 +184,7 @@ class Housekeeping:
                     f"the disk of {parts.options.data} has {parts.low_space.space.free >> 20} MiB left, and sends stop "
                     f"below {parts.low_space.watermark() >> 20} MiB: free some space, or restart with a smaller "
                     f"--retention or --retention-bytes; deleting topics frees old log files that hold nothing else; "
-                    f"sends go on by themselves from {parts.low_space.needed() >> 20} MiB"
+                    f"sends continue by themselves from {parts.low_space.needed() >> 20} MiB"
                     f"{'' if parts.store.indexes_complete else RETENTION_WAITS}"
                 )
             )

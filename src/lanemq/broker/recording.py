@@ -52,7 +52,7 @@ class Recording:
         """Topic and queue to the first offset that was recorded as left by retention."""
 
     def close(self) -> None:
-        """Record nothing any more. Work that is done in slices may still go on."""
+        """Record nothing any more. Work that is done in slices may still continue."""
         self.on = False
         self._history.close()
 

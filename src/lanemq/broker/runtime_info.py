@@ -146,7 +146,7 @@ def _rates(traffic: Traffic, now: Millis, age: int) -> dict[str, str]:
 
 
 def _windows(tally: Tally, now: Millis, age: int) -> list[Window]:
-    """The last ten seconds, minute and ten minutes; the time since the start in a broker that is younger."""
+    """The last ten seconds, minute and ten minutes; the time since the start in a broker that started later."""
     return [tally.last(millis, now=now).since(age) for millis in (TEN_SECONDS, MINUTE, TEN_MINUTES)]
 
 

@@ -246,7 +246,7 @@ def _after_start(lane: CheckedLane, event: Redriven) -> bool:
 def _removed(progress: GroupProgress, lane: CheckedLane, below: int, *, after_start: bool = False) -> None:
     """Redriven messages below an offset are done, and the broker has removed them: they do not run again.
 
-    One that was discarded while it runs goes on. If it failed after that, it is not tried again, once the owner has
+    One that was discarded while it runs continues. If it failed after that, it is not tried again, once the owner has
     asked for the next. `after_start`: the owner has not asked, and may still run those that were discarded.
     """
     running = lane.running_offset if lane.running is not None else below

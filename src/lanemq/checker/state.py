@@ -426,7 +426,7 @@ class CheckerState:
         self.tally[what] = self.tally.get(what, 0) + 1
 
     def queue(self, event: QueueLineEvent) -> QueueContents:
-        """The queue that the event is about."""
+        """The queue that the event concerns."""
         name = (event.topic, event.broker, event.queue)
         found = self.queues.get(name)
         if found is None:

@@ -201,7 +201,7 @@ def report_change(log: ClientLog, before: TopicRoute, now: TopicRoute) -> None:
             len(now.publish),
         )
     elif away := {queue.broker for queue in set(before.writable) - set(now.writable)}:
-        log.warning("topic %s: messages of keys at %s wait for it, others go on", now.topic, ", ".join(sorted(away)))
+        log.warning("topic %s: messages of keys at %s wait for it, others continue", now.topic, ", ".join(sorted(away)))
 
 
 def _may_have_moved(before: TopicRoute, now: TopicRoute) -> bool:
@@ -315,7 +315,7 @@ class BlockingRoutes(CachedRoutes):
         may_move: bool = False,
         outages: OutageLog | None = None,
     ) -> None:
-        """`outages`: for a client that goes on trying in the background; others raise what happened to their caller."""
+        """`outages`: for a client that keeps trying in the background; others raise what happened to their caller."""
         super().__init__(servers, clock, declared, layouts, may_move)
         self._outages = outages
         self._security = security

@@ -69,7 +69,7 @@ class KeyHistory:
     acknowledged: dict[tuple[int, int], int] = field(default_factory=dict)
     """Queue and offset of every message that a producer knows to be stored, and when it knew, in ns."""
     deleted: int = -1
-    """When a topic of this name was deleted last. What was recorded before is about another topic."""
+    """When a topic of this name was deleted last. What was recorded before concerns another topic."""
     complete: bool = True
     """Whether all files were read."""
 

@@ -2,8 +2,8 @@
 
 Reading a checkpoint imports Spark's library, which would fill the console's memory. A status takes about a second, so
 pages do not wait for it: they show the last one that was read, and ask for the next. They wait only while there is
-none, or an old one, and for a few seconds; after that they say that the pipeline was not read. The reading goes on, and
-an open page shows it when it is done.
+none, or an old one, and for a few seconds; after that they say that the pipeline was not read. The reading continues,
+and an open page shows it when it is done.
 """
 
 import asyncio
@@ -140,7 +140,7 @@ async def _read_in_time(console: Console, place: Path) -> tuple[StatusAt, Status
     try:
         async with asyncio.timeout(MAX_WAIT):
             return await read_status(console, place)
-    except TimeoutError:  # the reading goes on, and the next page has it
+    except TimeoutError:  # the reading continues, and the next page has it
         return LaneError(f"{NOT_IN_TIME}. The page tries again")
     except LaneError as error:
         return error
@@ -177,7 +177,7 @@ async def _pipeline_now(console: Console, number: int, place: Path) -> PipelineN
     try:
         async with asyncio.timeout(0 if is_fresh else MAX_WAIT):
             return PipelineNow(number, place.stem, (await read_status(console, place))[0].status)
-    except TimeoutError:  # the reading goes on, and the next page has it
+    except TimeoutError:  # the reading continues, and the next page has it
         if known is not None and is_fresh:
             return PipelineNow(number, place.stem, known[0].status)
         return PipelineNow(number, place.stem, None, NOT_IN_TIME, known[0].status if known else None)

@@ -1,7 +1,7 @@
 """How the console reads from the brokers: few requests at a time, each answer shared by all pages that ask for it.
 
 Two limits keep the console from slowing the brokers, however many pages are open: `MAX_READS` threads read, and an
-answer younger than its `max_age` is used again. Searches, which may take seconds, have as many threads of their own, so
+answer newer than its `max_age` is used again. Searches, which may take seconds, have as many threads of their own, so
 that they do not delay other pages. A further thread takes snapshots. After each one it pauses ten times as long, up to
 ten seconds (`Watch`). So the brokers never have more than five requests of a console at once, except while a snapshot
 asks members for their held lanes, four at a time.

@@ -7,7 +7,7 @@ Invariant: a lane's messages are applied in the order of the log, each once. A d
 message is a repeat, because nothing passes a message of its lane. If the evidence contradicts that, the delivery is
 refused: to skip it could lose an effect, to apply it could repeat one.
 
-Positions are those of the broker's commit log (RocketMQ's physical offset), not queue offsets: they go on growing when
+Positions are those of the broker's commit log (RocketMQ's physical offset), not queue offsets: they keep growing when
 a topic is deleted and created again. A mirror's copies count by the places of their originals, so what was applied
 before a move to another broker is a repeat after it.
 """

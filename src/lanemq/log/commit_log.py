@@ -148,7 +148,7 @@ class CommitLog:
         """The error of an append at `position` that failed. What can be undone is undone."""
         if error.errno in NO_SPACE:
             self.cut(position)
-            return DiskFull(f"no space left in {self.folder}: free some, and sends go on by themselves")
+            return DiskFull(f"no space left in {self.folder}: free some, and sends continue by themselves")
         if error.errno in NO_DESCRIPTORS:
             self.cut(position)
             return NoDescriptors(f"no descriptor for the next file in {self.folder}: {error}; try again")

@@ -179,7 +179,7 @@ class KeyIndex:
                 self._disk.unlink(self._folder / name)
 
     def save(self) -> None:
-        """Save the arrays of the newest segment, so that a restart goes on from here."""
+        """Save the arrays of the newest segment, so that a restart continues from here."""
         if self._growing is not None and self._growing.end > self._saved_end:
             self._write(self._growing_path(self._growing.start), self._growing)
             self._saved_end = self._growing.end

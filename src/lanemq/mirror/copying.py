@@ -1,7 +1,8 @@
 """Copying: sessions that read the source in order and write to the target.
 
 A session begins as after a kill: it makes sure that nothing is on its way to the target, reads there what is copied,
-and goes on from that. Any error ends it, and the next one begins. So there is one way to resume, and it is always used.
+and continues from that. Any error ends it, and the next one begins. So there is one way to resume, and it is always
+used.
 """
 
 import itertools
@@ -368,7 +369,7 @@ class _Session:
             return
         text = f"{source}: messages {expected} to {found - 1} were deleted at the source before they were copied"
         if not self._options.skip_missing:
-            raise MissingMessages(f"{text}; to go on without them: --skip-missing")
+            raise MissingMessages(f"{text}; to continue without them: --skip-missing")
         log.warning("%s", text)
 
     def _copy(self, topic: _Topic, source: MessageQueue, messages: list[Message]) -> int:

@@ -102,7 +102,7 @@ class Side:
     def read_range(self, queue: MessageQueue, first: int, end: int) -> Iterator[Message]:
         """Messages from `first` up to, but not including, `end`; those deleted by retention are skipped.
 
-        Raises `RequestTimedOut` if the broker gives none although the queue goes on: a replica that is behind, or
+        Raises `RequestTimedOut` if the broker gives none although the queue continues: a replica that is behind, or
         messages that are stored and not readable yet. A range that ends early would look complete.
         """
         self.seek(queue, first)

@@ -85,7 +85,7 @@ def check_not_at_target(copies: OtherMirrors) -> None:
     for other, queue, count in copies.found():
         raise CopiedBefore(
             f"the target has {count} messages of {queue} that mirror {other!r} copied from the same source: they would "
-            f"be stored twice. Another spelling of an address makes another mirror; to go on with that one, use "
+            f"be stored twice. Another spelling of an address makes another mirror; to continue with that one, use "
             f"--name {other}"
         )
 

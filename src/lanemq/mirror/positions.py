@@ -1,4 +1,4 @@
-"""Positions of groups: where a group goes on at the target.
+"""Positions of groups: where a group continues at the target.
 
 Invariant: no message is skipped that the group has not finished at the source. Messages that it has finished may be
 delivered again, in order, if a target queue contains several source queues.

@@ -144,7 +144,7 @@ class BrokerBusy(BrokerRefused):
 
 
 class BrokerReadOnly(BrokerRefused):
-    """The broker cannot write (disk full or failing); reads go on.
+    """The broker cannot write (disk full or failing); reads continue.
 
     A send that fails with it may be stored or not: the disk may have failed during the write or during a repeat.
     """
@@ -231,7 +231,7 @@ class CorruptRecord(StorageError):
 
 
 class DiskFull(StorageError):
-    """No space left; nothing was stored, and writing goes on when there is space again."""
+    """No space left; nothing was stored, and writing continues when there is space again."""
 
 
 class NoDescriptors(StorageError):

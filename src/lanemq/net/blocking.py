@@ -126,7 +126,7 @@ class BlockingConnection:
         raise self._link.lost(None)
 
     def drop(self) -> None:
-        """Closes this process's end of a connection that the parent goes on with."""
+        """Closes this process's end of a connection that the parent continues with."""
         self._socket.close()
 
     def hang_up(self) -> None:
@@ -231,7 +231,7 @@ class DuplexConnection:
         return self._link.forget(opaque) is not None
 
     def drop(self) -> None:
-        """Closes this process's end of a connection that the parent goes on with."""
+        """Closes this process's end of a connection that the parent continues with."""
         self.is_open = False
         self._socket.close()
 

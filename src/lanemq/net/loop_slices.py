@@ -57,7 +57,7 @@ class LoopSlices:
     """What waits for a slice, in order."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, nanoseconds: Callable[[], int]) -> None:
-        """`nanoseconds` is the time. A clock that stands still makes every slice endless: nothing is cut in pieces."""
+        """`nanoseconds` is the time. A clock that does not move makes every slice endless: nothing is cut in pieces."""
         self.nanoseconds = nanoseconds
         self._loop = loop
         self._waiting: deque[Work] = deque()

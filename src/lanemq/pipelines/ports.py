@@ -113,7 +113,7 @@ def run_name(epoch: int) -> str:
 class Runs:
     """The epochs of one checkpoint's runs, oldest first, the current one last.
 
-    With them a sink tells earlier runs of the same checkpoint from runs of a copy. A copy goes on with the same query
+    With them a sink tells earlier runs of the same checkpoint from runs of a copy. A copy continues with the same query
     and batch numbers but reads other messages, so each copy would take the other's batches for its own.
 
     Invariant: only the copied checkpoint may keep writing to a sink that it has opened.

@@ -97,7 +97,7 @@ class EmbeddedBroker:
             frozen.wait()
 
     def resume(self) -> None:
-        """Lets a paused broker go on."""
+        """Lets a paused broker continue."""
         paused, self._paused = self._paused, None
         if paused is not None:
             paused.set()

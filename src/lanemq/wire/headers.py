@@ -24,7 +24,7 @@ _FIELD = re.compile(r"(?:at `\$\.|required field `)([^`]*)`")
 
 
 class HeaderError(RemoteProtocolError):
-    """A field of a request or response is missing or invalid; the connection itself can go on."""
+    """A field of a request or response is missing or invalid; the connection itself can continue."""
 
     def __init__(self, field: str, problem: str) -> None:
         self.field = field

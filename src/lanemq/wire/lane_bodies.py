@@ -15,7 +15,7 @@ class ParkBody(Body):
     offsets: list[int] = field(default_factory=list)
     failed: bool = False
     held: bool = False
-    """With `failed`: retries are left, and the owner goes on with the lane by itself."""
+    """With `failed`: retries are left, and the owner continues with the lane by itself."""
     again: int = -1
     """With `failed`: the offset of a message of the lane that failed; everything before it is finished."""
     reason: str = ""

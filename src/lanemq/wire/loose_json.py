@@ -46,7 +46,7 @@ _MISSING = object()
 
 
 class BodyError(RemoteProtocolError):
-    """A body is not what its request needs; the connection itself can go on."""
+    """A body is not what its request needs; the connection itself can continue."""
 
 
 def loads_loose(data: bytes, limits: Limits = OF_CLIENT) -> object:

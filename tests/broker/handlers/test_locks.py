@@ -145,7 +145,7 @@ def test_a_restored_lease_keeps_other_members_out(start: Start, folder: Path, cr
     after = again(running, start, folder, crash)
     raw = after.connect()
     assert owned(raw.lane_lock("b")) == []
-    assert raw.lane_lock("a", millis=4_000).lane_leases[0].epoch == 1, "and its owner goes on"
+    assert raw.lane_lock("a", millis=4_000).lane_leases[0].epoch == 1, "and its owner continues"
     after.advance(4_000)
     assert owned(raw.lane_lock("b")) == [0]
 

@@ -93,7 +93,7 @@ def pull_of_an_owner_that_lost_the_answer(broker: RunningBroker, owner: RawClien
 def test_an_owner_that_is_at_the_offset_of_a_reset_by_chance_is_answered_until_it_commits_there(
     broker: RunningBroker, waiting: RawClient
 ) -> None:
-    """Otherwise it goes on with messages that the reset skips."""
+    """Otherwise it continues with messages that the reset skips."""
     assert pull_of_an_owner_that_lost_the_answer(broker, waiting) == ResponseCode.PULL_OFFSET_MOVED
     assert "laneIgnored" in waiting.commit(2, **CLAIM).ext
     assert "laneIgnored" not in waiting.commit(3, **CLAIM).ext

@@ -1,4 +1,4 @@
-"""On a failing disk, no lost send is acknowledged, every send is answered, and reads go on."""
+"""On a failing disk, no lost send is acknowledged, every send is answered, and reads continue."""
 
 import shutil
 import sqlite3
@@ -181,7 +181,7 @@ def test_below_the_watermark_sends_are_refused_and_topics_can_be_deleted(start: 
 
 
 def test_retention_frees_space_while_sends_are_refused(start: Start, folder: Path) -> None:
-    """By age and by size: old files go, and sends go on by themselves."""
+    """By age and by size: old files go, and sends continue by themselves."""
     disk, mark = NearlyFull(), 100 * 2**20
     limits = {"segment_bytes": 64 * 1024, "retention_bytes": 256 * 1024, "retention": 3600.0}
     running = start(disk=disk, clock=ManualClock(), min_free_bytes=mark, **limits)

@@ -130,7 +130,7 @@ def test_queues_that_go_on_at_a_new_master_are_one_line_in_the_log(caplog: pytes
         await beside(member.keeper.run(), 30)
 
     run_virtual(main)
-    assert caplog.text.count("go on at its new master 10.0.0.9:10911, instead of") == 1
+    assert caplog.text.count("continue at its new master 10.0.0.9:10911, instead of") == 1
 
 
 @pytest.mark.row("A24")

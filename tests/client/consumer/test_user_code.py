@@ -229,7 +229,7 @@ asyncio.run(app.run_async())
 
 
 def interrupted_program(broker: EmbeddedBroker, topic: str, how: str) -> tuple[bool, list[int]]:
-    """Whether the program went on to its end, and the messages that it handled."""
+    """Whether the program continued to its end, and the messages that it handled."""
     arguments = [sys.executable, "-c", INTERRUPTED, broker.address, f"g-{topic}", topic, how]
     ended = subprocess.run(arguments, capture_output=True, text=True, timeout=2 * WAIT, check=False)
     assert (ended.returncode == 0) is ("KeyboardInterrupt" not in ended.stderr or how == "unguarded"), ended.stderr
@@ -247,7 +247,7 @@ def test_an_interrupt_on_the_main_thread_ends_the_program_and_its_message_comes_
 
 
 def test_an_interrupt_that_counts_as_a_failure_would_not_end_the_program(broker: EmbeddedBroker, topic: str) -> None:
-    """Negative control: the message fails and is tried again, and the program goes on."""
+    """Negative control: the message fails and is tried again, and the program continues."""
     send(broker, topic, keys=1, each=2)
     assert interrupted_program(broker, topic, "unguarded") == (True, [0, 0, 1])
 

@@ -85,7 +85,7 @@ def warmed(producer: Blocking | OnALoop) -> None:
 def test_messages_in_the_inbox_are_stored_once_and_in_order(
     broker: FakeBroker, kind: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also if it is full, and goes on to be filled."""
+    """Also if it is full, and continues to be filled."""
     full = 500
     monkeypatch.setattr(inbox_module, "MAX_MESSAGES", full)
     with kind(broker.address) as producer:

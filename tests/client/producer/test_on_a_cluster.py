@@ -1,4 +1,4 @@
-"""Producers on a cluster whose brokers come and go: a key never moves, and other keys go on."""
+"""Producers on a cluster whose brokers come and go: a key never moves, and other keys continue."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -152,7 +152,7 @@ def test_a_member_at_the_offset_of_a_reset_by_chance_is_answered_with_it_too() -
 
 
 def test_an_owner_at_the_offset_of_a_reset_by_chance_ends_it_only_by_a_commit() -> None:
-    """It may have lost every answer, and would go on with messages that the reset skips."""
+    """It may have lost every answer, and would continue with messages that the reset skips."""
     progress = at_ten()
     reset(progress, 12)
     assert [pull(progress, 12, commits=True) for _ in range(3)] == [12, 12, 12]
@@ -360,7 +360,7 @@ def test_lanes_with_and_without_a_key_are_different_ones() -> None:
 
 
 def test_a_held_lane_is_run_by_its_owner_and_keeps_its_attempts() -> None:
-    """A new owner goes on with the retries that are left."""
+    """A new owner continues with the retries that are left."""
     progress = new()
     park(progress, 4, 6, held=True)
     lane = progress.lanes["k"]

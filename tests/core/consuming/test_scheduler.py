@@ -347,7 +347,7 @@ def test_options_below_one_are_refused(option: str) -> None:
         LaneOptions(**{option: 0})  # type: ignore[arg-type]
 
 
-# whether the loop goes on
+# whether the loop continues
 
 
 MANUAL = {"auto_commit": False}

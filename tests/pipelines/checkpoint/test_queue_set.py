@@ -47,7 +47,7 @@ def test_continue_accepts_new_queues_with_one_warning(tmp_path: Path, caplog: py
     with caplog.at_level(logging.WARNING):
         known.check(positions("t/b/0", "t/b/1"))
         known.check(positions("t/b/0", "t/b/1"))
-    assert [record.getMessage().count("going on") for record in caplog.records] == [1]
+    assert [record.getMessage().count("continuing") for record in caplog.records] == [1]
     QueueSet(tmp_path / "queues.json", "fail").check(positions("t/b/0", "t/b/1"))
 
 

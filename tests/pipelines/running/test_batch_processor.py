@@ -208,7 +208,7 @@ def test_an_interrupted_retry_pass_that_the_sink_has_is_not_run_again(fixture: P
 
 
 def test_redriven_dead_letters_are_not_in_the_history(fixture: ProcessorFixture, tmp_path: Path) -> None:
-    """Their key went on without them, at an operator's request. A crash before the commit makes no difference."""
+    """Their key continued without them, at an operator's request. A crash before the commit makes no difference."""
     fixture.history = tmp_path / "history"
     newer, late = ("t", 0, 6, "k"), frozenset({("t", "broker-a", 0, 5)})
     fixture.stage.waiting += [Results(rows_of(newer)), Results(rows_of(ROW, ("t", 0, 7, "k")), late=late)]

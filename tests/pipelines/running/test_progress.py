@@ -101,7 +101,7 @@ def test_a_report_that_raises_does_not_end_the_pipeline(caplog: pytest.LogCaptur
     reporter = ProgressReporter("orders", "127.0.0.1:1", broken)
     reporter.on_applied(applied(4, 1))
     reporter.close()
-    assert "the pipeline goes on" in caplog.text
+    assert "the pipeline continues" in caplog.text
 
 
 def test_the_line_of_a_batch_names_its_counts_rate_and_lag() -> None:

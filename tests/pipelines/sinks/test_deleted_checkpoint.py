@@ -54,7 +54,7 @@ def test_new_checkpoint_is_needed_once_and_keeps_the_rows(runs: Runs, caplog: py
     lose_checkpoint(runs)
     with caplog.at_level(logging.WARNING):
         runs.start(new_checkpoint=True)
-    assert "goes on with a new checkpoint" in caplog.text
+    assert "continues with a new checkpoint" in caplog.text
     runs.do(0)
     runs.do(1)
     assert runs.target.numbers() == [0, 0, 1]

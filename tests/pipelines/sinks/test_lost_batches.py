@@ -125,7 +125,7 @@ def test_new_sink_is_needed_only_once(runs: Runs, caplog: pytest.LogCaptureFixtu
     emptied(runs.target)
     with caplog.at_level(logging.WARNING):
         runs.start(new_sink=True)
-    assert "goes on after batch 2" in caplog.text
+    assert "continues after batch 2" in caplog.text
     runs.start()
     runs.do(3)
     assert runs.target.numbers() == [3]

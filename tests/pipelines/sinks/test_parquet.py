@@ -82,7 +82,7 @@ def test_files_of_a_replaced_run_are_removed(target: ParquetTarget) -> None:
 
 @pytest.mark.parametrize("step", ["one file staged", "committed", "one file placed"])
 def test_a_run_replaced_at_any_step_has_written_its_batch_once_or_not(target: ParquetTarget, step: str) -> None:
-    """The newer run completes what was committed, while the older one goes on with it."""
+    """The newer run completes what was committed, while the older one continues with it."""
     old, newer = target.opened(epoch=1), []
     old.reached = lambda at: newer.append(target.opened(epoch=2)) if at == step and not newer else None
     if step == "one file staged":
@@ -126,7 +126,7 @@ def test_only_the_newer_of_two_concurrent_opens_can_write(target: ParquetTarget,
 
 
 def test_a_move_that_fails_is_made_up_by_the_next_write(target: ParquetTarget, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The disk is full while a committed file gets its place; the run goes on when there is room."""
+    """The disk is full while a committed file gets its place; the run continues when there is room."""
     sink = target.opened()
     with monkeypatch.context() as full:
         full.setattr("lanemq.pipelines.sinks.parquet.move", _no_room)

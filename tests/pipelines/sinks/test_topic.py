@@ -213,7 +213,7 @@ def test_a_topic_changes_its_checkpoint_if_the_run_says_so(
     """Other keys are in other queues, whose last messages are those of the former checkpoint."""
     checkpointed(target, "old").write(letters(*({"who": who} for who in range(20))), named(1, 0, "old"))
     moved = checkpointed(target, "new", new_checkpoint=True)
-    assert "goes on with a new checkpoint" in caplog.text
+    assert "continues with a new checkpoint" in caplog.text
     moved.write(letters({"who": 7}), named(1, 0, "new"))
     checkpointed(target, "new").write(letters({"who": 8}), named(1, 1, "new"))
     with pytest.raises(StateLost):

@@ -139,7 +139,7 @@ class OwnerParkingHandler:
         return lane is not None and lane.first == offset
 
     def _owned(self, peer: Peer, request: Command) -> QueueProgress | None:
-        """The progress that a request is about; None, and refused, if its sender does not own the queue."""
+        """The progress that a request concerns; None, and refused, if its sender does not own the queue."""
         header = ParkHeader.from_ext(request.ext)
         check_group(header.consumer_group)
         topic, queue = self._parts.topic_keeper.existing(header.topic), queue_of(self._parts, header)

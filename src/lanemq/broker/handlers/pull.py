@@ -359,7 +359,7 @@ class PullHandler:
     def _hold_again(self, pull: _Pull, result: ReadResult) -> bool:
         """Hold a pull whose answer comes in parts, behind the messages of this part; False if this is the last one.
 
-        It stays among the held pulls in between, and goes on counting as one of its client.
+        It stays among the held pulls in between, and still counts as one of its client.
         """
         header, now = pull.header, self._parts.clock.now()
         is_last = (

@@ -67,7 +67,7 @@ class Health:
             try:
                 return read.result(READ_SECONDS)
             except TimeoutError as error:
-                read.cancel()  # else the loop would go on with it, and be later still for the next scrape
+                read.cancel()  # else the loop would continue with it, and be later still for the next scrape
                 raise LaneError(f"no figures: the event loop did not answer within {READ_SECONDS:.0f} s") from error
         except (RuntimeError, concurrent.futures.CancelledError) as error:  # the loop has ended in between
             reading.close()

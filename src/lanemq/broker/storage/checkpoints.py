@@ -47,7 +47,7 @@ the log to index first."""
 CURSORS_EVERY_MS = 200
 """How often delay cursors are written. Long: after a crash, more delayed messages are delivered again."""
 AGES_EVERY_MS = 60_000
-"""A crash makes log files younger by up to this time."""
+"""A crash makes log files seem newer by up to this time."""
 AFTER_FAILURE_MS = 5_000
 """Pause after a failed write; without it, every tick would try again and log the same error."""
 

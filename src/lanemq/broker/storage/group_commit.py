@@ -8,7 +8,7 @@ Invariant: `done` is called when the group is on disk, in the order of appending
 before an earlier one, and nothing is acknowledged that was not flushed.
 
 A full disk, and a lack of descriptors, pause the sends (`pause`): the group is undone with everything behind it, its
-senders are asked to try again, and the housekeeping lets sends go on (`resume`). Any other failed write is final.
+senders are asked to try again, and the housekeeping lets sends continue (`resume`). Any other failed write is final.
 
 A message may rely on rows of `state.db`, above all on that of its topic. The row thread writes those; a group whose
 messages rely on rows that are not on disk yet waits for them before it goes to the log thread (`RowsFirst`).
@@ -42,7 +42,7 @@ RECORD_OVERHEAD_BYTES = 128
 """Approximate memory of a record beside its body and properties."""
 
 WAITED_FOR = 10
-"""Without `durable`, writes go on during a sync, except for one of so many. Only a record that is written while all
+"""Without `durable`, writes continue during a sync, except for one of so many. Only a record that is written while all
 before it is synced carries the mark by which recovery tells damage from a torn end (`commit_log`). Large: after a
 crash, damage in the records of more seconds is taken for a torn end. Small: more sends wait for a sync."""
 
@@ -198,7 +198,7 @@ class GroupCommit:
         return self._refusing
 
     def pause(self, why: StorageError) -> None:
-        """Refuse sends as busy until `resume`. Reads, commits, leases and deletions go on."""
+        """Refuse sends as busy until `resume`. Reads, commits, leases and deletions continue."""
         if self.paused is None:
             log.error("sends are refused for now: %s", why)
         self.paused = why
@@ -292,7 +292,7 @@ class GroupCommit:
         self.times.flushed(began)
 
     def _may_write_here(self, pending: Pending) -> bool:
-        """Whether the loop may write while the log thread goes on with its work.
+        """Whether the loop may write while the log thread continues with its work.
 
         A sync does not delay a write behind the bytes that it syncs. A group that begins a new file belongs to the
         log thread: the file before must be synced first.
@@ -354,7 +354,7 @@ class GroupCommit:
             return
         self.failure = error
         self._refusing = True
-        log.critical("the broker is read-only from now on: %s; reads go on, sends are refused", error)
+        log.critical("the broker is read-only from now on: %s; reads continue, sends are refused", error)
 
     def sync_if_due(self, now: Millis) -> None:
         """Sync without waiting for the next append; needed without `durable` only."""
@@ -368,7 +368,7 @@ class GroupCommit:
     def sync(self, done: Done) -> None:
         """Let the log thread sync what was written, then call `done`.
 
-        Without `durable`, the event loop goes on writing during nine of ten syncs (`WAITED_FOR`).
+        Without `durable`, the event loop continues writing during nine of ten syncs (`WAITED_FOR`).
         """
         self._syncs += 1
         shared = int(self._syncs % WAITED_FOR != 0)

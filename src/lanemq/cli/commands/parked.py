@@ -48,7 +48,7 @@ def parked() -> None:
     """List, show, redrive and discard parked lanes.
 
     A lane is parked when its retries are used up. Its messages wait at the broker, in order, and newer messages of the
-    key wait behind them. A lane in status "held" has retries left and many messages: its owner goes on by itself.
+    key wait behind them. A lane in status "held" has retries left and many messages: its owner continues by itself.
     """
 
 

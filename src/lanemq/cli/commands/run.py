@@ -174,7 +174,7 @@ class Supervisor:
             changed, files = differing(files, now), now
             wrong = [each for each in map(syntax_problem, changed) if each]
             if wrong:
-                click.echo(f"{wrong[0]}: the workers go on as they are until it is changed again", err=True)
+                click.echo(f"{wrong[0]}: the workers continue as they are until it is changed again", err=True)
             elif changed:
                 click.echo(f"{changed[0]} changed: restarting {plural(len(self._workers), 'worker')}", err=True)
                 self._end_all()

@@ -43,8 +43,8 @@ def restore(folder: Path, data: Path) -> None:
     """Make a data folder from the backup in FOLDER.
 
     The folder appears as a whole or not at all. Run this as the user of the broker, which must own the files. Start a
-    broker on the folder as usual: it reads the whole log once. Groups go on at the offsets of the backup, so messages
-    that they finished later are delivered again.
+    broker on the folder as usual: it reads the whole log once. Groups continue at the offsets of the backup, so
+    messages that they finished later are delivered again.
     """
     manifest = backups.restore(folder, data, now=SystemClock().wall())
     click.echo(

@@ -202,7 +202,7 @@ def space_finding(space: Space, sizes: DiskSettings) -> Finding:
     if low.low or not space.free:
         return problem("disk", f"{text}: a broker refuses them now; {advice}")
     if space.free < low.needed():
-        return warning("disk", f"{text}, and go on only from {size_text(low.needed())}: {advice}")
+        return warning("disk", f"{text}, and continue only from {size_text(low.needed())}: {advice}")
     return ok("disk", text)
 
 

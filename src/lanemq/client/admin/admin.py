@@ -207,7 +207,7 @@ class Admin(AdminClient):
             )
 
     def set_writable(self, name: str, *, writable: bool) -> None:
-        """Makes all brokers of the topic take messages, or refuse them. Reading goes on either way."""
+        """Makes all brokers of the topic take messages, or refuse them. Reading continues either way."""
         check_flag("writable", writable)
         for _, address in self._calls.masters_of(check_topic(name)):
             reply = self._calls.ask(address, RequestCode.GET_TOPIC_CONFIG, TopicHeader(topic=name))

@@ -89,7 +89,7 @@ class AsyncConsumer:
         return None if run is None else self._undecided.add(run)
 
     async def done(self, message: Message) -> bool:
-        """Finishes the message; its lane goes on. False: the queue was lost, and the message is delivered again."""
+        """Finishes the message; its lane continues. False: the queue was lost, and the message is delivered again."""
         return self._undecided.done(message)
 
     async def retry(self, message: Message, after: Seconds | None = None) -> None:
@@ -97,7 +97,7 @@ class AsyncConsumer:
         self._undecided.retry(message, after)
 
     async def dead(self, message: Message, why: str = "") -> bool:
-        """Moves the message to the group's dead letters; its lane goes on. False: the broker did not take it."""
+        """Moves the message to the group's dead letters; its lane continues. False: the broker did not take it."""
         run, end = self._undecided.dead(message, why)
         engine = self._require_engine()
         finished = await engine.reporter.report(engine.subscriptions[run.queue.topic], run, end)

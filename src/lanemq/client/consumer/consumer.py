@@ -86,7 +86,7 @@ class Consumer:
         return self._undecided.add(run)
 
     def done(self, message: Message) -> bool:
-        """Finishes the message; its lane goes on. False: the queue was lost, and the message is delivered again."""
+        """Finishes the message; its lane continues. False: the queue was lost, and the message is delivered again."""
         self._thread.check_process()
         return self._undecided.done(message)
 
@@ -96,7 +96,7 @@ class Consumer:
         self._undecided.retry(message, after)
 
     def dead(self, message: Message, why: str = "") -> bool:
-        """Moves the message to the group's dead letters; its lane goes on. False: the broker did not take it."""
+        """Moves the message to the group's dead letters; its lane continues. False: the broker did not take it."""
         self._thread.check_process()
         run, end = self._undecided.dead(message, why)
         engine = self._thread.engine

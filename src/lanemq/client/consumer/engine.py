@@ -160,7 +160,7 @@ class ConsumerEngine:
         return [] if self.started.is_set() else ["starting: the first rebalance round is not over"]
 
     def forked(self) -> None:
-        """In a child process: the parent goes on consuming, and nothing here may disturb it."""
+        """In a child process: the parent continues consuming, and nothing here may disturb it."""
         self.in_child = True
 
     def check_process(self) -> None:
@@ -299,7 +299,7 @@ async def until_started(engine: ConsumerEngine, running: asyncio.Task[None]) -> 
 
 def started_in_parent() -> UsageError:
     """The error for calls in a child process to a consumer that its parent started."""
-    return UsageError("this consumer was started before a fork and goes on in the parent: make one in the child")
+    return UsageError("this consumer was started before a fork and continues in the parent: make one in the child")
 
 
 def ended_by(error: BaseException) -> LaneError:
@@ -378,7 +378,7 @@ class EngineThread:
             raise self._error
 
     def forked(self) -> None:
-        """In a child process: the parent goes on consuming, and nothing here may disturb it."""
+        """In a child process: the parent continues consuming, and nothing here may disturb it."""
         self.in_child = True
 
     def check_process(self) -> None:

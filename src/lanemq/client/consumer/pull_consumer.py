@@ -237,7 +237,7 @@ class PullConsumer:
     def _request(self, queue: MessageQueue, command: Command, extra: float, *, at_master: bool = False) -> Command:
         """Uses the open connection; if that fails, a new one, because brokers close idle connections.
 
-        Reads go on at a replica while the broker has no master. Offsets are committed at the master only: a replica
+        Reads continue at a replica while the broker has no master. Offsets are committed at the master only: a replica
         replaces its own by those that it copies from its master.
         """
         route = self._routes.get(queue.topic)

@@ -194,7 +194,7 @@ def forgotten(queue: MessageQueue) -> SequenceGap:
     """For a repetition to a broker that has forgotten this producer, and so cannot recognise it."""
     return SequenceGap(
         f"the broker has forgotten this producer's messages to queue {queue}, and the answer to an earlier attempt "
-        f"was lost: the message may be stored or not; look for it by its id, then send it again or go on"
+        f"was lost: the message may be stored or not; look for it by its id, then send it again or continue"
     )
 
 

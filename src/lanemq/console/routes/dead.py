@@ -175,7 +175,7 @@ async def _named(request: Request) -> tuple[dict[str, str], dict[MessageQueue, i
     named["key"] = of_form(named["key"])
     through = dict(parse_id(named["group"], str(each)) for each in form.getlist("through"))
     if not through:
-        raise HTTPException(400, "the form does not say which dead letters it is about: open the page again")
+        raise HTTPException(400, "the form does not say which dead letters it concerns: open the page again")
     return named, through
 
 

@@ -109,7 +109,7 @@ async def new_rows(console: Console, topic: str) -> AsyncIterator[str]:
         at: dict[MessageQueue, int] | None = None
         while not console.stopping.is_set():
             text = ""
-            with contextlib.suppress(LaneError):  # such as a broker that is away: the tail goes on when it is back
+            with contextlib.suppress(LaneError):  # such as a broker that is away: the tail continues when it is back
                 ends = await console.reading.ask(("ends", topic), partial(_ends, console, topic), max_age=TAIL_AGE)
                 if at is not None and at != ends:
                     question = ("arrived", topic, tuple(at.items()), tuple(ends.items()))

@@ -42,7 +42,7 @@ class GroupRow:
     trend: Trend
     rate: float | None
     drained_in: str
-    """When the lag will be gone if it goes on shrinking as in the last minute; `growing` or `not shrinking` if not."""
+    """When the lag will be gone if it keeps shrinking as in the last minute; `growing` or `not shrinking` if not."""
     held: int | None
     """Keys; this and the two that follow are None if they are in the checkpoint of a pipeline that was not read."""
     parked: int | None

@@ -74,7 +74,7 @@ class Search:
 
 @dataclass(frozen=True, slots=True)
 class Older:
-    """Where a search goes on: before these offsets, and in the index not after a time."""
+    """Where a search continues: before these offsets, and in the index not after a time."""
 
     ends: Mapping[MessageQueue, int]
     until: int | None = None
@@ -85,7 +85,7 @@ FROM_THE_END = Older({})
 
 
 def older_query(topic: str, text: str, older: Older) -> str:
-    """The part of an address that names a search and where it goes on; `parse_older` reads it."""
+    """The part of an address that names a search and where it continues; `parse_older` reads it."""
     places = [f"{queue.queue_id} {end} {queue.broker}" for queue, end in older.ends.items()]
     named = {"topic": topic, "q": text, "from": places}
     return urlencode(named if older.until is None else {**named, "until": older.until}, doseq=True)
@@ -117,7 +117,7 @@ def parse_search(text: str, now: datetime) -> Search:
         if name in ("", "text"):
             words.append(value)
         elif name in found:
-            raise InvalidOption(f"{name}: stands twice in the search: leave one of them out")
+            raise InvalidOption(f"{name}: appears twice in the search: leave one of them out")
         else:
             found[name] = value
     return Search(

@@ -135,7 +135,7 @@ def _rank(row: WaitingRow) -> tuple[int, float, str, str, int, str]:
 
 
 def member_notes(unknown: Iterable[UnknownMember]) -> list[str]:
-    """A sentence for each group whose held keys are not all known, with the members that it is about."""
+    """A sentence for each group whose held keys are not all known, with the members that it concerns."""
     by_group: dict[str, list[UnknownMember]] = {}
     for each in unknown:
         by_group.setdefault(each.group, []).append(each)

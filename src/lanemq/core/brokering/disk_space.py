@@ -1,8 +1,8 @@
 """The low-space watermark: when a broker stops accepting messages because its disk is nearly full.
 
-Sends stop while there is still room for everything that must go on: offsets, leases, checkpoints, and the deletion of
-topics and old messages, which frees space only after it has written some. They go on a little above the watermark, so
-that a disk at the limit does not switch with every message.
+Sends stop while there is still room for everything that must continue: offsets, leases, checkpoints, and the deletion
+of topics and old messages, which frees space only after it has written some. They continue a little above the
+watermark, so that a disk at the limit does not switch with every message.
 """
 
 from typing import NamedTuple

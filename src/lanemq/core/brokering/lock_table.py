@@ -303,7 +303,7 @@ class LockTable:
         return tuple(released)
 
     def keep_alive(self, owner: str, serial: int, *, now: Millis) -> bool:
-        """Whether the owner may go on starting turns in what it was granted under the serial. Extends no lease."""
+        """Whether the owner may continue starting turns in what it was granted under the serial. Extends no lease."""
         return self._keep_alives.keep_alive(owner, serial, now=now)
 
     def disconnected(self, owner: str, *, grace: Millis, now: Millis) -> Iterator[tuple[str, Lease] | None]:

@@ -446,7 +446,7 @@ class Membership:
     def expire(self, *, now: Millis) -> Changes:
         """Remove members that were silent for too long, even if their connection is open.
 
-        Each call looks at a limited number of members; the next one goes on.
+        Each call looks at a limited number of members; the next one continues.
         """
         gone = []
         for _ in range(MAX_LOOKS):

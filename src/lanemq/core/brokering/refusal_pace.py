@@ -3,7 +3,7 @@
 A refusal costs the broker as much time as a small request. Without a limit, a client without credentials could keep the
 event loop busy with refusals. So each address may have a number of refusals at once, and then one in each interval.
 After a refusal beyond that, the connection waits until the address may have the next one; the broker does not look at
-its next request before. Connections of the same address wait one behind the other, so they do not go on all at once.
+its next request before. Connections of the same address wait one behind the other, so they do not continue all at once.
 
 A request with a right signature waits only behind wrong ones of its own connection. Not limited are connections that
 are opened for each request, frames whose header cannot be read, and responses, which ask for nothing.

@@ -49,7 +49,7 @@ class ParkRequest(Generic[M]):
     failed_again: int = NOTHING_DONE
     """Offset of a message that failed after the broker gave it back; the broker still has it."""
     held: bool = False
-    """The failed message has retries left: the lane is set aside, and this member goes on with it by itself."""
+    """The failed message has retries left: the lane is set aside, and this member continues with it by itself."""
 
 
 @dataclass(frozen=True, slots=True)

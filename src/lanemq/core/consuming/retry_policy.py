@@ -70,7 +70,7 @@ class HoldQueue:
 
 @dataclass(frozen=True, slots=True)
 class HoldKey:
-    """Holds the lane of the failed message; other keys of the queue go on. When the retries are used up: `then`."""
+    """Holds the lane of the failed message; other keys of the queue continue. When the retries are used up: `then`."""
 
     retries: int = 16
     """Attempts after the first one; -1 never gives up. Few: a lane is parked for a problem that lasts a minute."""

@@ -220,7 +220,7 @@ class Why(Enum):
     DIVIDED = "a batch runs again, one message at a time"
     PARKED = "retries used up, waits for an operator"
     GIVE = "send these messages back, then call sent_back"
-    SENT_BACK = "handed to the broker, successors go on"
+    SENT_BACK = "handed to the broker, successors continue"
     QUEUE_GONE = "the queue is no longer assigned: commit nothing"
 
 

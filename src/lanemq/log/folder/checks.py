@@ -72,7 +72,7 @@ def _refuse_lost_log(folder: Path, log: CommitLog, state: State) -> None:
         raise StorageError(
             f"the newest files of the log in {folder} are missing or cut: it ends at byte {log.end:,}, and state.db "
             f"knows it up to byte {mark.position:,}. Put them back, or restore the whole data folder from one backup. "
-            f"To go on without these messages, start once with --recover; their offsets are not given again"
+            f"To continue without these messages, start once with --recover; their offsets are not given again"
         )
 
 

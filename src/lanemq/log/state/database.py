@@ -393,7 +393,7 @@ class State:
     def _failed(self, error: sqlite3.Error) -> StorageError:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code == sqlite3.SQLITE_FULL:
-            return DiskFull(f"no space left for {self._path}: free some, and writing goes on")
+            return DiskFull(f"no space left for {self._path}: free some, and writing continues")
         if code == sqlite3.SQLITE_CANTOPEN:
             return NoDescriptors(f"no descriptor for {self._path}: {error}; try again")
         return StorageError(f"the state database {self._path} failed: {error}; check the disk, then restart")

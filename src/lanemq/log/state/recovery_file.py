@@ -158,7 +158,7 @@ class RecoveryFile:
             self._sync_folder()
         except OSError as error:
             if error.errno in NO_SPACE:
-                raise DiskFull(f"no space left for {self._path}: free some, and writing goes on") from error
+                raise DiskFull(f"no space left for {self._path}: free some, and writing continues") from error
             if error.errno in NO_DESCRIPTORS:
                 raise NoDescriptors(f"no descriptor for {self._path}: {error}; try again") from error
             raise WriteFailed(f"writing {self._path} failed: {error}; check the disk, then restart") from error

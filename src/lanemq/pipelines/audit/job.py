@@ -166,7 +166,7 @@ def _process_positions(facts: Sequence[FileFacts]) -> dict[str, tuple[int, int]]
 
 
 def _dealt(sizes: dict[RunFile, int], tasks: int) -> Files:
-    """The files in an order in which ranges of equal length are about the same work."""
+    """The files in an order in which ranges of equal length mean about the same work."""
     by_size = sorted(sizes, key=sizes.__getitem__, reverse=True)
     return tuple(file for first in range(tasks) for file in by_size[first::tasks])
 

@@ -48,7 +48,7 @@ PIECES = pa.schema(
         "payload": pa.binary(),
     }
 )
-"""`queue` or, for sends, `name` says where a piece belongs. A row without a topic is about the whole file."""
+"""`queue` or, for sends, `name` says where a piece belongs. A row without a topic concerns the whole file."""
 
 ROWS_PER_BATCH = 1000
 """A piece has at most a few kilobytes, so a batch has a few megabytes."""

@@ -96,7 +96,7 @@ class Decisions:
     def find(self, batch: Batch, schema: StructType, end: OffsetJson) -> Results | None:
         """What an earlier attempt of the batch decided; None if nothing was committed, so the stage may run.
 
-        `end`: where Spark planned the batch to end. `StateLost` if the decision is about another range.
+        `end`: where Spark planned the batch to end. `StateLost` if the decision concerns another range.
         """
         folder = self._folder / str(batch.number)
         if not folder.is_dir():

@@ -162,7 +162,7 @@ class Journal:
         self._append(_Entry(epoch))
 
     def write(self, path: StorePath, content: bytes) -> None:
-        """Append an entry, then write the version of the file that it is about."""
+        """Append an entry, then write the version of the file that it concerns."""
         relative = str(path).removeprefix(f"{self._own_folder}/")
         number = self._next
         self._append(_Entry(self._epoch, relative, content))

@@ -70,7 +70,7 @@ class QueueSet:
             f"broker that is new or was down): keys that moved there have no state"
         )
         if self._on_change == "continue":
-            log.warning("%s; going on because of on_queue_change='continue'", what)
+            log.warning("%s; continuing because of on_queue_change='continue'", what)
             return
         raise OrderError(
             f"{what}. Remove the new queues again, or begin with an empty checkpoint and table; if no key has moved, "

@@ -65,8 +65,8 @@ class BatchProcessor:
         """`whole`: the stage sees every message of its queues, so missing offsets are worth a warning.
 
         `member`: the source is a member of a group, so a message may come again in another batch.
-        `new_sink`: a sink that lacks batches which are done goes on without them.
-        `new_checkpoint`: a sink that another checkpoint of this pipeline wrote to goes on with this one.
+        `new_sink`: a sink that lacks batches which are done continues without them.
+        `new_checkpoint`: a sink that another checkpoint of this pipeline wrote to continues with this one.
         `queue_ends`: says which queues are read to their ends.
         `tracing`: runs each batch inside a trace.
         """
@@ -320,8 +320,8 @@ class BatchProcessor:
             )
         raise StateLost(
             f"checkpoint {self._checkpoint.folder} is older than its sink: {self._sink} has batch {has}, the "
-            f"checkpoint ends with {planned}. It was restored from a copy, or its newest files were deleted; going on "
-            f"would leave messages out. Use the newest checkpoint, or an empty one and an empty sink"
+            f"checkpoint ends with {planned}. It was restored from a copy, or its newest files were deleted; "
+            f"continuing would leave messages out. Use the newest checkpoint, or an empty one and an empty sink"
         )
 
     def _refuse_lost_batches_before_open(self) -> None:
@@ -349,6 +349,6 @@ class BatchProcessor:
                 f"the sink of this checkpoint; or begin with an empty checkpoint, to read everything again; or start a "
                 f"new sink here, with --new-sink or run(..., new_sink=True)"
             )
-        log.warning("%s %s: it goes on after batch %d, without the batches before", self._sink, has, done)
+        log.warning("%s %s: it continues after batch %d, without the batches before", self._sink, has, done)
         self._sink.write(FileRows(self._stage.schema, []), self._batch(batch_number(done)))
         self._applied = self._sink.applied()

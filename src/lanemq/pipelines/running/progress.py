@@ -183,7 +183,7 @@ class ProgressReporter:
         try:
             self._report(progress)
         except Exception:
-            log.exception("the report about %s raised; the pipeline goes on", progress.applied.batch)
+            log.exception("the report about %s raised; the pipeline continues", progress.applied.batch)
 
 
 def counted(count: int, name: str) -> str:

@@ -45,7 +45,7 @@ REMOTE_CHECK_SECONDS = 5.0
 """The same if the checkpoint is not on a local disk, where each check is five requests that list files. Longer delays
 retry passes; shorter costs more requests: 86,000 a day with this value."""
 RECORD_SECONDS = 60.0
-"""How long Spark may take to record a batch as done before a stop goes on without it."""
+"""How long Spark may take to record a batch as done before a stop continues without it."""
 SLOW_PYTHON = "Python worker failed to connect back"
 """Spark's error if the Python process of a source took longer than 10 s to start. No setting changes the 10 s."""
 MAX_STARTS = 5
@@ -70,8 +70,8 @@ def start(
     Args:
         once: End after everything that is in the topic now.
         report: Called with the progress of each batch and retry pass.
-        new_sink: Let a sink that lacks batches which are done go on without them, instead of raising `StateLost`.
-        new_checkpoint: Let a sink that another checkpoint of this pipeline wrote to go on with this checkpoint,
+        new_sink: Let a sink that lacks batches which are done continue without them, instead of raising `StateLost`.
+        new_checkpoint: Let a sink that another checkpoint of this pipeline wrote to continue with this checkpoint,
             instead of raising `StateLost`. Its rows stay, and rows of messages that are read again are added to them.
         trace: Makes a span for each batch and retry pass: `trace_batches()`.
         lock: The lock of the checkpoint, if the caller has taken it already.

@@ -106,8 +106,8 @@ class LedgerEntry:
         self._refuse_older(batch.query, batch.epoch)
         if self.owner is not None and self.owner != owner_mark(batch.query):
             raise SinkFenced(
-                f"{batch}: the sink belongs to another checkpoint of this pipeline now; stop this run, and go on with "
-                f"that checkpoint"
+                f"{batch}: the sink belongs to another checkpoint of this pipeline now; stop this run, and continue "
+                f"with that checkpoint"
             )
         return self.batch is None or batch.number > self.batch
 
@@ -116,7 +116,7 @@ class LedgerEntry:
         if self.epoch is not None and terms.runs is not None and not terms.runs.know(self.epoch):
             raise SinkFenced(
                 f"the sink belongs to run {run_name(self.epoch)} of another copy of pipeline {terms.query}'s "
-                f"checkpoint: go on with that copy only, or begin with an empty checkpoint and an empty sink"
+                f"checkpoint: continue with that copy only, or begin with an empty checkpoint and an empty sink"
             )
         self._refuse_older(terms.query, terms.epoch)
         if self.has_other_owner(terms) and not terms.new_checkpoint:
@@ -124,7 +124,7 @@ class LedgerEntry:
                 f"{terms.sink} has batches of another checkpoint of pipeline {terms.pipeline!r}: the checkpoint was "
                 f"deleted or is in another folder, or two pipelines have the same name. This checkpoint would read "
                 f"the messages again and add their rows a second time. Use the old checkpoint, or begin with an empty "
-                f"sink. To keep the rows and go on with this checkpoint, pass --new-checkpoint or run(..., "
+                f"sink. To keep the rows and continue with this checkpoint, pass --new-checkpoint or run(..., "
                 f"new_checkpoint=True): messages are then read from the source's startingOffsets, rows of messages "
                 f"that were read before are added again (a merge keeps its newer rows), and state begins empty"
             )
@@ -198,7 +198,7 @@ class ExactSink(Sink):
 
     def _warn_new_owner(self, terms: Terms) -> None:
         log.warning(
-            "%s: pipeline %s goes on with a new checkpoint, and the former one may write nothing more. Rows that are "
+            "%s: pipeline %s continues with a new checkpoint, and the former one may write nothing more. Rows that are "
             "there stay; rows of messages that are read again are added to them",
             self,
             terms.pipeline,
@@ -224,7 +224,7 @@ class ExactSink(Sink):
             )
         elif stale:
             log.warning(
-                "%s: %d of %d rows were left out because they are older than the table's rows. If this goes on, the "
+                "%s: %d of %d rows were left out because they are older than the table's rows. If this continues, the "
                 "sequence began again, as in a topic that was created again and counts from 0; declare sequence= of "
                 "the source, or begin with an empty table and checkpoint",
                 batch,

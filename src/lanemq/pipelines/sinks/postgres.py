@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 SCHEMA_LOCK = 0x1A9E_3D61
 """The advisory lock under which tables are created."""
 _IN_A_TASK: Final = (
-    "; this is about a Spark task: install psycopg on executors and let them reach the database, or let the driver "
+    "; this concerns a Spark task: install psycopg on executors and let them reach the database, or let the driver "
     "copy with copies=0"
 )
 MAX_COPIES: Final = 3

@@ -115,7 +115,7 @@ def start_broker(run: DemoRun) -> str:
 def start_console(run: DemoRun, checkpoint: Path) -> str:
     """Starts the console and returns its address. It ends with the run.
 
-    The run goes on without a console: its packages may be missing.
+    The run continues without a console: its packages may be missing.
     """
     run.start(
         "console",

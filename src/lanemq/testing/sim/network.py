@@ -84,7 +84,7 @@ class Network:
             self.notify_later(end.other)
 
     def cut(self, end: "End", why: str, *, notify: bool = True, notify_other: bool = True) -> None:
-        """Cuts a connection; an end that is not notified goes on writing to it."""
+        """Cuts a connection; an end that is not notified continues writing to it."""
         self.trace.note(end.name, f"cut: {why}")
         self.trace.count("connection cut" if notify and notify_other else "half-open connection")
         for each, notified in ((end, notify), (end.other, notify_other)):

@@ -415,11 +415,13 @@ class LeaseKeeper:
             )  # fmt: skip
 
     def _note_master(self, topic: str, broker: str) -> None:
-        """Logs that queues go on at another master, after a fail-over or a move."""
+        """Logs that queues continue at another master, after a fail-over or a move."""
         with contextlib.suppress(ConnectFailed):  # the master that has just answered is gone again
             pace, master = self._pace(broker), self._calls.address(topic, broker)
             if pace.master not in (None, master):
-                log.warning("the queues of %s go on at its new master %s, instead of %s", broker, master, pace.master)
+                log.warning(
+                    "the queues of %s continue at its new master %s, instead of %s", broker, master, pace.master
+                )
             pace.master = master
 
     def _pace(self, broker: str) -> _Pace:

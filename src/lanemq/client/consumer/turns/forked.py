@@ -44,7 +44,7 @@ def end_child(error: BaseException | None) -> NoReturn:
         if error is None:
             log.warning("a handler has forked, and its child returned from it: the child ends; use os._exit() in it")
         elif not isinstance(error, SystemExit):
-            log.error("a child that a handler has forked failed and ends; its parent goes on", exc_info=error)
+            log.error("a child that a handler has forked failed and ends; its parent continues", exc_info=error)
         elif not isinstance(error.code, int | None):
             sys.stderr.write(f"{error.code}\n")
         for stream in (sys.stdout, sys.stderr):

@@ -77,7 +77,7 @@ class Retry(HandlerVerdict):
 
 
 class Skip(HandlerVerdict):
-    """Marks the message as done without processing it; the lane goes on."""
+    """Marks the message as done without processing it; the lane continues."""
 
     def __init__(self, why: str = "", *, message: Message | int | None = None) -> None:
         self.message = message
@@ -92,7 +92,7 @@ class AlreadyApplied(Skip):
 
 
 class ToDeadLetter(HandlerVerdict):
-    """Moves the message to the group's dead letters at once, with the reason; the lane goes on."""
+    """Moves the message to the group's dead letters at once, with the reason; the lane continues."""
 
     def __init__(self, why: str = "", *, message: Message | int | None = None) -> None:
         self.why = why
@@ -252,7 +252,7 @@ def _ends_the_task(error: BaseException) -> bool:
 
 
 def stop_after(error: BaseException, batch: Batch) -> Stop | None:
-    """What an exception of the handler means. In a batch of several messages it must name the one that it is about."""
+    """What an exception of the handler means. In a batch of several messages it must name the one that it concerns."""
     if len(batch) == 1 and not isinstance(error, HandlerVerdict):
         return Stop(HOPELESS if isinstance(error, Undecodable) else FAILED, error=error)
     try:
@@ -278,7 +278,7 @@ def stop_after(error: BaseException, batch: Batch) -> Stop | None:
 
 
 def _index_in(batch: Batch, error: BaseException) -> int | None:
-    """The index of the message that an exception is about; None if it names none of several messages."""
+    """The index of the message that an exception concerns; None if it names none of several messages."""
     named = error.message if isinstance(error, HandlerVerdict) else None
     if named is None:
         return 0 if len(batch) == 1 else None

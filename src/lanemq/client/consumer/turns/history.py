@@ -108,7 +108,7 @@ class TurnRecorder:
 
 
 def _errors(stop: Stop, size: int) -> Mapping[int, str]:
-    """The error as text, for each message of the batch that it is about.
+    """The error as text, for each message of the batch that it concerns.
 
     Those before have succeeded, and those after run again without having failed.
     """

@@ -4,8 +4,8 @@ The watermark of a queue is the highest event time that was read from it, less t
 one queue, so with `shards="queue"` the watermark of its queue counts for its timers. Where keys are in several queues,
 with `shards=<number>`, it is the minimum over the queues.
 
-An idle queue brings no events, so its own time stands still. It does not hold back the minimum, and its keys go on with
-the minimum of the others. If all queues are idle, event time goes on with the wall clock.
+An idle queue brings no events, so its own time does not move. It does not hold back the minimum, and its keys continue
+with the minimum of the others. If all queues are idle, event time continues with the wall clock.
 
 Invariants:
 - A watermark never goes back, and what a unit of work takes from other queues is recorded before it runs.

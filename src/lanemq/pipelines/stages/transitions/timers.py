@@ -3,7 +3,7 @@
 A timer belongs to a key and has a name. It is due by one of two clocks:
 
 - `event`: the event time of the key's queue (`event_time.py`). A replay of the same messages gives the same answers.
-- `processing`: the wall time of the unit of work. It is recorded before the unit runs, and stands still while it runs.
+- `processing`: the wall time of the unit of work. It is recorded before the unit runs, and does not move while it runs.
 
 Invariants:
 - What a call asks for counts only if the call succeeds: its timers are stored with its state.
@@ -80,7 +80,7 @@ class StepContext:
         allowed: bool = True,
         fired: PendingTimer | None = None,
     ) -> None:
-        """`allowed`: whether the stage has `on_timer`. `fired`: the timer that this call is about."""
+        """`allowed`: whether the stage has `on_timer`. `fired`: the timer that this call concerns."""
         self.now_ms = now
         """`now` in milliseconds since 1970."""
         self.event_time_ms = event_time
@@ -154,7 +154,7 @@ class StepContext:
         if not 0 <= due < _END_OF_TIME:
             raise InvalidOption(f"set_timer({name!r}): it would be due before 1970 or after the year 9999")
         if clock == "processing":
-            return max(due, self.now_ms + 1)  # processing time stands still until the next unit of work
+            return max(due, self.now_ms + 1)  # processing time does not move until the next unit of work
         fired = self._fired
         if fired is not None and fired.clock == "event" and due <= fired.due:
             raise InvalidOption(

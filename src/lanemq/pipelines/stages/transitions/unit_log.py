@@ -38,7 +38,7 @@ class Intent(msgspec.Struct, frozen=True):
     watermark: int = 0
     """How far event time has come by what all queues have read, milliseconds; 0: unknown."""
     idle: tuple[str, ...] = ()
-    """Of a retry pass: idle queues, whose keys go on with this watermark."""
+    """Of a retry pass: idle queues, whose keys continue with this watermark."""
 
 
 class ShardEntry(msgspec.Struct, frozen=True):

@@ -129,7 +129,7 @@ class UnitInputs:
     watermark: int = 0
     """How far event time has come by what all queues have read; 0: unknown."""
     idle: tuple[str, ...] = ()
-    """Idle queues, whose keys go on with this watermark. Keys in several queues always do."""
+    """Idle queues, whose keys continue with this watermark. Keys in several queues always do."""
 
     def watermark_of(self, shard: str) -> int:
         """What other queues say about event time in a shard; 0 if nothing."""
