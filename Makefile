@@ -94,7 +94,7 @@ dist: setup docs ## sdist, compiled wheel and pure wheel in dist/, each wheel tr
 bench-peers: setup ## LaneMQ beside Kafka, RocketMQ, Redis and NATS, about an hour: QUICK=1 takes minutes, PATHS=slow,latency keeps the rest
 	@$(BIN)/python -m benchmarks.peers $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(QUICK),--quick) $(if $(PATHS),--paths $(PATHS) --append)
 
-bench-spark-peers: setup ## LaneMQ's Spark source beside Spark's Kafka source, about 15 minutes: QUICK=1 takes two; MINUTES=8 ends it, APPEND=1 goes on
+bench-spark-peers: setup ## LaneMQ's Spark source beside Spark's Kafka source, about 15 minutes: QUICK=1 takes two; MINUTES=8 ends it, APPEND=1 continues
 	@$(JAVA) $(BIN)/python -m benchmarks.spark_peers $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(QUICK),--quick) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(APPEND),--append)
 
 bench-check: setup ## CPU time per message of client and broker against a committed baseline: fails beyond 15 %

@@ -2,7 +2,7 @@
 
 The shop reports "created" and "paid", the warehouse reports "shipped". Within a topic each order is in order. Between
 topics there is no order: the warehouse may be faster. Its handler then raises `Retry`, and gets the same message again
-until the order is paid. The queue of the warehouse waits, nothing is skipped, and the shop's topic goes on.
+until the order is paid. The queue of the warehouse waits, nothing is skipped, and the shop's topic continues.
 
     python examples/order_life_cycle.py localhost:9876
 """

@@ -1,7 +1,7 @@
 """Every transition of every order, from a topic into a Delta table, compared with what should be there.
 
 Orders are created, paid, packed, shipped and done, or cancelled. Some events are sent twice. One event cannot be
-decoded: its order is parked with everything behind it, and all other orders go on. Halfway the pipeline is stopped and
+decoded: its order is parked with everything behind it, and other orders continue. Halfway the pipeline is stopped and
 started again. Then the event is discarded, the parked order continues, and every row of the table is checked.
 
     python examples/order_pipeline.py

@@ -1,7 +1,7 @@
 """Snapshot, then changes: a PostgreSQL table becomes a Delta table without a hole or a repeat.
 
 `Capture` needs only PostgreSQL itself, version 12 or newer with `wal_level=logical`. It reads a snapshot of the table
-at the very position of the log where a replication slot begins, sends its rows, and goes on with the slot's changes.
+at the very position of the log where a replication slot begins, sends its rows, and continues with the slot's changes.
 Messages have Debezium's form, so the pipeline would be the same with Debezium.
 
     python examples/postgres_replication.py "host=localhost dbname=shop user=me"

@@ -13,7 +13,7 @@ PASS = "pass"
 
 
 class Numbered:
-    """Makes messages whose numbers go on from call to call, key after key."""
+    """Makes messages whose numbers continue from call to call, key after key."""
 
     def __init__(self, keys: int, size: int, prefix: str = "key", first: int = 0) -> None:
         self._keys = [f"{prefix}-{number}" for number in range(keys)]

@@ -32,7 +32,7 @@ PLOTS = {
         (("latency 1000/s", "1,000 messages/s"), ("latency 10000/s", "10,000 messages/s")),
     ),
     "peers-take-over": (
-        "Seconds until the keys of a lost member go on",
+        "Seconds until the keys of a lost member continue",
         (("take-over kill", "kill -9"), ("take-over freeze", "frozen")),
     ),
     "peers-footprint": (

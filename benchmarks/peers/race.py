@@ -199,7 +199,7 @@ class Race:
 
     @contextlib.contextmanager
     def attempt(self, entrant: Entrant, *paths: str, **more: Any) -> Iterator[None]:
-        """A contender that fails on these paths gets a line for each that says so; the others go on."""
+        """A contender that fails on these paths gets a line for each that says so; the others continue."""
         try:
             yield
         except ClientFailed as failure:

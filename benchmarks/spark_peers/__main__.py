@@ -4,7 +4,7 @@
     python -m benchmarks.spark_peers --minutes 8 --append
 
 Every round is a JSON line in `var/bench-peers/spark.jsonl`. A run goes round by round over all paths, and `--minutes`
-ends it between two rounds; `--append` goes on where an earlier run ended. Table, plot and sentences go into
+ends it between two rounds; `--append` continues where an earlier run ended. Table, plot and sentences go into
 `benchmarks/RESULTS.md`, those of a quick run to `var/bench-peers`.
 """
 
@@ -70,7 +70,7 @@ def _run(
     limit.register(spark)
     try:
         if not SparkRace(spark, sources_of(race.entrants), scale, records).run(tasks, until):
-            print(f"stopped after {options.minutes:g} minutes; the same with --append goes on", file=sys.stderr)
+            print(f"stopped after {options.minutes:g} minutes; the same with --append continues", file=sys.stderr)
     finally:
         spark.stop()
 

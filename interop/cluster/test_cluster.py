@@ -1,6 +1,6 @@
 """Kills and freezes under load on a real cluster: `make interop-cluster ROUNDS=20`.
 
-A round stops one process for a while, waits until everything goes on, and starts it again. At the end nothing
+A round stops one process for a while, waits until everything continues, and starts it again. At the end nothing
 acknowledged is lost, no key is in two queues or out of order, and no two members ran a key at the same time.
 """
 
@@ -64,7 +64,7 @@ def acked(run: Run, broker: str, since: float, until: float) -> int:
 
 
 def goes_on(run: Run, broker: str, since: float) -> None:
-    eventually(lambda: acked(run, broker, since, now()) > 20, 60, f"keys of {broker} go on")
+    eventually(lambda: acked(run, broker, since, now()) > 20, 60, f"keys of {broker} continue")
 
 
 def finish(run: Run) -> None:
@@ -128,13 +128,13 @@ def test_nothing_is_lost_or_reordered_while_masters_of_replicated_pairs_are_kill
         pauses.append(pause)
         print(
             f"round {number + 1}/{ROUNDS}: master of {broker} killed, a new one after {switch:.1f} s, "
-            f"keys go on {pause:+.1f} s after that",
+            f"keys continue {pause:+.1f} s after that",
             flush=True,
         )
     finish(run)
     print(
         f"{ROUNDS} kills: a new master after {median(switches):.1f} s (median), {max(switches):.1f} s at most; "
-        f"its keys go on {median(pauses):+.1f} s after that (median), {max(pauses):+.1f} s at most"
+        f"its keys continue {median(pauses):+.1f} s after that (median), {max(pauses):+.1f} s at most"
     )
     assert median(pauses) < GOES_ON_SECONDS
 
@@ -216,4 +216,4 @@ def stop_member(run: Run, *, freeze: bool) -> None:
         member.kill()
         run.consumer(drop_repeats=True)
     behind = now()
-    eventually(lambda: run.count(run.consumers, "end", behind) > 100, 150, "members go on")
+    eventually(lambda: run.count(run.consumers, "end", behind) > 100, 150, "members continue")

@@ -150,7 +150,7 @@ def in_order(found: list[int]) -> bool:
 
 @pytest.mark.timeout(SECONDS)
 def test_the_script_of_the_guide_moves_a_topic_with_traffic(lane: str, address: str, tmp_path: Path) -> None:
-    """A producer sends until the source refuses, and goes on at the target; so does a consumer."""
+    """A producer sends until the source refuses, and continues at the target; so does a consumer."""
     (script,) = [each.code for each in snippets("sh", [GUIDE]) if "cut-over" in each.code and "set -e" in each.code]
     stop, stopped = tmp_path / "stop", tmp_path / "stopped"
     program(tmp_path / "lanemq", f'exec {sys.executable} -m lanemq.cli.main "$@"')

@@ -35,7 +35,7 @@ def take_over(race: Race) -> None:
 
 
 def _trial(race: Race, each: Entrant, loss: str, folder: Path) -> tuple[float | None, int, str]:
-    """Seconds until every key went on, repeats, and the verdict; no seconds if some key did not go on in time."""
+    """Seconds until every key continued, repeats, and the verdict; no seconds if some key did not continue in time."""
     topic = each.topic()
     words = {"do": "member", "group": "members", "handler_ms": HANDLER_MS, "session_ms": each.contender.session_ms}
     files = [folder / "first", folder / "second"]
