@@ -77,7 +77,11 @@ def _filled(place: Path, fill: Callable[[Path], None]) -> Path:
         new = Path(folder) / place.name
         new.mkdir()
         fill(new)
-        new.rename(place)
+        try:
+            new.rename(place)
+        except OSError:
+            if not place.is_dir():  # otherwise another run has filled it in the meantime
+                raise
     return place
 
 
