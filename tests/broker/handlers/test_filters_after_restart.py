@@ -179,6 +179,19 @@ def test_a_heartbeat_is_answered_when_its_filter_is_on_disk(clocked: RunningBrok
     assert (wide.raw.answer(asked[0]).code, second.raw.answer(asked[1]).code) == (0, 0)
 
 
+def test_while_the_disk_is_slow_the_housekeeping_queues_no_further_writes(clocked: RunningBroker) -> None:
+    """A job for each tick would pile up: rows of leases and offsets would wait behind it long after."""
+    running, gate, wide = clocked.broker.running, Gate(clocked), Member(clocked, "wide", "a||b")
+    asked = wide.raw.post(RequestCode.HEART_BEAT, {}, _beat(wide.name, wide.tags))
+    wide.raw.bounds("T")  # a later request is answered
+    queued = running.parts.row_thread.in_progress
+    for _ in range(10):
+        clocked.call(lambda: running.parts.saved_filters.tick(running.parts.clock.now()))
+    assert running.parts.row_thread.in_progress == queued
+    gate.open()
+    assert wide.raw.answer(asked).code == 0
+
+
 def test_a_member_that_leaves_is_answered_when_that_is_on_disk(clocked: RunningBroker) -> None:
     """A broker that was killed before would wait for a member that was stopped."""
     wide = joined(clocked, "wide", "a||b")

@@ -63,8 +63,11 @@ class SavedFilters:
         self._thread.submit_rows(self._state, lambda: self._state.save_filters(map(_encoded, rows)), written)
 
     def tick(self, now: Millis) -> None:
-        """Write what members have left behind that did not say that they leave."""
-        if now >= self._retry_at:
+        """Write what members have left behind that did not say that they leave.
+
+        Not while a write is under way: on a disk that is slow for a moment, a job for each tick would pile up.
+        """
+        if not self._writing and now >= self._retry_at:
             self.save()
 
 
