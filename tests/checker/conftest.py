@@ -46,10 +46,26 @@ FIELDS = {
     "expired": ("lease_expired", "member", "epoch"),
     "effect": ("effect", "offset", "key"),
     "fault": ("fault", "kind"),
+    "begin": ("begin", "name"),
 }
 COMMON: dict[str, object] = {"group": "g", "topic": "orders", "queue": 0}
 TIMES = {"until", "asked", "alive", "ended"}
-TEXTS = {"id", "key", "broker", "member", "outcome", "kind", "group", "topic", "sink", "reason", "tag", "tags", "lost"}
+TEXTS = {
+    "id",
+    "name",
+    "key",
+    "broker",
+    "member",
+    "outcome",
+    "kind",
+    "group",
+    "topic",
+    "sink",
+    "reason",
+    "tag",
+    "tags",
+    "lost",
+}
 
 
 def parse(script: str) -> list[HistoryEvent]:

@@ -94,6 +94,15 @@ def test_a_group_without_a_history_that_comes_after_the_others_were_done_is_unkn
     assert "group 'late'" in report.reasons[0]
 
 
+def test_a_member_with_a_history_that_never_learnt_of_its_lease_did_nothing(judge: Judge) -> None:
+    """The answer with the grant was lost, or came after the member's end: the redriven message is still to run."""
+    unknown = UNDECIDED["a parked message is redriven to an owner without a history"].strip()
+    skipped = judge(f"z begin z\n{unknown}")
+    assert [each.invariant for each in skipped.violations] == ["B4"]
+    rest = "b turn 0 k id=m0 epoch=3\nb end 0 k ok epoch=3\nb turn 1 k"
+    assert judge(f"z begin z\n{unknown.replace('b turn 1 k', rest)}").verdict is Verdict.PASS
+
+
 def test_groups_are_named_in_the_order_of_their_names_whatever_their_queues(tmp_path: Path) -> None:
     """A reason is made of the account of all queues, so that parts of a history can be added up."""
     script = SENT + "a turn 0 k id=m0\na end 0 k ok\np send n0 j\np acked n0 j 0 queue=1\n"

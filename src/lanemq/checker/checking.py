@@ -48,7 +48,7 @@ class CheckOptions:
 
 
 UNJUDGED: frozenset[type[e.HistoryEvent]] = frozenset({e.Begin, e.Fault, e.SendUnknown})
-"""Kinds of events that no rule looks at; they are counted."""
+"""Kinds of events that break no rule; they are counted."""
 
 
 Rule = Callable[[Any], Violation | None]
@@ -109,6 +109,7 @@ class Checker:
         committing = CommitRules(state, crashes, slack=slack, whole=options.drained)
         return {
             **dict.fromkeys(UNJUDGED, _ignore),
+            e.Begin: state.began,
             e.Send: storing.send,
             e.Acked: storing.acked,
             e.SendFailed: storing.failed,

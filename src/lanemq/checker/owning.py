@@ -159,8 +159,9 @@ class OwnershipRules:
                     f"{event.member} got the queue {_millis(until - event.t)} before "
                     f"the lease of {progress.owner} (epoch {progress.epoch}) ended",
                 )
-        if progress.redriven_unseen:
-            progress.owner_ends()
+        if not progress.is_recorded(progress.epoch) and not self._state.records(progress.owner):
+            progress.unrecorded_owner_ends()
+        progress.redriven_unseen.clear()
         if 0 < progress.epoch < event.epoch - 1 and not progress.leases_by_broker:
             # An epoch in between that no process recorded: its owner may have finished and committed anything.
             progress.had_unrecorded_owner(progress.committed, event.asked or event.t)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from lanemq.checker.events import (
+    Begin,
     GroupEvent,
     LeaseEvent,
     Process,
@@ -269,11 +270,10 @@ class GroupProgress:
         self.restart_at(offset, t)
         self.unrecorded_t = t
 
-    def owner_ends(self) -> None:
-        """Another owner follows. If this one recorded nothing, what was redriven to it may be done, or run again."""
+    def unrecorded_owner_ends(self) -> None:
+        """Another owner follows one without a history: what was redriven to it may be done, or run again."""
         lanes = [lane for key in self.redriven_unseen if (lane := self.lanes.get(key)) is not None]
-        self.redriven_unseen.clear()
-        for lane in lanes if not self.is_recorded(self.epoch) else ():
+        for lane in lanes:
             given = {offset for offset in lane.unfinished if lane.redrive_first <= offset <= lane.redrive_last}
             lane.unfinished -= given
             lane.redriven_done |= given
@@ -421,6 +421,15 @@ class CheckerState:
         """Group and queue to the last epoch before the topic was deleted."""
         self.tally: dict[str, int] = {}
         self.restarts: set[tuple[str, int]] = set()
+        self._recording: set[str] = set()
+        """Names of processes with a history. A member's name is its client id."""
+
+    def began(self, event: Begin) -> None:
+        self._recording.add(event.name)
+
+    def records(self, member: str) -> bool:
+        """Whether a member has a history, although it may have recorded nothing of a lease whose grant it never got."""
+        return member in self._recording
 
     def count(self, what: str) -> None:
         self.tally[what] = self.tally.get(what, 0) + 1
