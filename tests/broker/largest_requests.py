@@ -109,7 +109,7 @@ class FullBroker:
 
     def claim(self, topic: str) -> dict[str, str]:
         owner = {"laneClient": "c", "laneEpoch": str(self.epochs[topic])}
-        return {"consumerGroup": "g", "topic": topic, "queueId": "0", **owner}
+        return {"consumerGroup": "g", "topic": topic, "queueId": "0", "bname": BROKER, **owner}
 
     def have_offsets(self, group: str, topic: str) -> None:
         def commit_all() -> None:

@@ -4,14 +4,17 @@ from collections.abc import Collection
 from typing import Protocol
 
 from lanemq.broker.context import BrokerContext
+from lanemq.broker.storage.topic_keeper import no_such_topic
 from lanemq.core.brokering.lock_table import ForgottenLeases, Verdict
 from lanemq.core.brokering.lost_members import LostFilter
 from lanemq.core.brokering.membership import ConnectionId
 from lanemq.core.brokering.progress_table import Forgotten
 from lanemq.core.brokering.quotas import Quota
+from lanemq.model.errors import BrokerRefused
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch
 from lanemq.net.peer import Peer
+from lanemq.wire.codes import ResponseCode
 
 
 class Claim(Protocol):
@@ -25,10 +28,13 @@ class Claim(Protocol):
 
 
 class OfQueue(Protocol):
-    """The header fields that name a queue of this broker."""
+    """The header fields that name a queue. Stock clients may leave out its broker: they mean the one that they ask."""
 
     @property
     def topic(self) -> str: ...
+
+    @property
+    def broker_name(self) -> str | None: ...
 
     @property
     def queue_id(self) -> int: ...
@@ -36,7 +42,20 @@ class OfQueue(Protocol):
 
 def queue_of(parts: BrokerContext, header: OfQueue) -> MessageQueue:
     """The queue that a request names."""
-    return MessageQueue(header.topic, parts.options.name, header.queue_id)
+    return MessageQueue(header.topic, header.broker_name or parts.options.name, header.queue_id)
+
+
+def existing_queue(parts: BrokerContext, header: OfQueue) -> MessageQueue:
+    """The queue that a request names; raises if there is none. Its progress would outlive a deleted topic."""
+    queue = queue_of(parts, header)
+    if not parts.queue_log.has(queue):
+        if not parts.queue_log.queues(queue.topic):
+            raise no_such_topic(queue.topic)
+        raise BrokerRefused(
+            ResponseCode.INVALID_PARAMETER,
+            f"queue {queue.queue_id} of topic {queue.topic} does not exist at broker {queue.broker}",
+        )
+    return queue
 
 
 def ownership(parts: BrokerContext, peer: Peer, group: str, queue: MessageQueue, claim: Claim) -> Verdict:

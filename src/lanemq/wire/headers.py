@@ -190,7 +190,15 @@ class QueryOffsetHeader(Header, frozen=True, kw_only=True):
     topic: str
     queue_id: Int32
     set_zero_if_not_found: bool | None = None
+    broker_name: str | None = field(name="bname", default=None)
     lane_finished: bool | None = None
+
+    @classmethod
+    def of(cls, group: str, queue: MessageQueue, *, finished: bool | None = None) -> Self:
+        topic, broker, queue_id = queue
+        return cls(
+            consumer_group=group, topic=topic, queue_id=queue_id, broker_name=broker, lane_finished=finished or None
+        )
 
 
 class UpdateOffsetHeader(Header, frozen=True, kw_only=True):
@@ -200,16 +208,18 @@ class UpdateOffsetHeader(Header, frozen=True, kw_only=True):
     topic: str
     queue_id: Int32
     commit_offset: Int64
+    broker_name: str | None = field(name="bname", default=None)
     lane_client: str | None = None
     lane_epoch: Int64 | None = None
 
     @classmethod
-    def of_owner(cls, group: str, queue: MessageQueue, offset: int, client_id: str, epoch: int) -> Self:
-        """A commit by the queue's owner. Epoch 0: the broker grants no epochs, so the commit names no lease."""
+    def of(cls, group: str, queue: MessageQueue, offset: int, client_id: str = "", epoch: int = 0) -> Self:
+        """A commit. Epoch 0: it names no lease, because the sender has none, or the broker grants no epochs."""
         return cls(
             consumer_group=group,
             topic=queue.topic,
             queue_id=queue.queue_id,
+            broker_name=queue.broker,
             commit_offset=offset,
             lane_client=client_id if epoch else None,
             lane_epoch=epoch or None,
@@ -299,6 +309,7 @@ class ParkHeader(Header, frozen=True, kw_only=True):
     consumer_group: str
     topic: str
     queue_id: Int32
+    broker_name: str = field(name="bname")
     lane_client: str
     lane_epoch: Int64
 

@@ -46,6 +46,7 @@ class LaneBody(Body):
 
     group: str = ""
     topic: str = ""
+    broker: str = ""
     queue_id: int = -1
     any_key: bool = True
     key: str | None = None
@@ -62,6 +63,7 @@ class ParkedLaneBody(Body):
 
     group: str = ""
     topic: str = ""
+    broker: str = ""
     queue_id: int = 0
     key: str | None = None
     status: str = ""

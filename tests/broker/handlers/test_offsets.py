@@ -1,8 +1,8 @@
-"""Offset queries of groups that have not committed yet."""
+"""Offset queries of groups that have not committed yet, and which queue a request names."""
 
 import pytest
 from tests.broker.conftest import Start
-from tests.broker.raw_client import RawClient
+from tests.broker.raw_client import BROKER, RawClient
 from tests.broker.running import ManualClock, RunningBroker
 
 from lanemq.broker.handlers import offsets
@@ -77,3 +77,19 @@ def test_a_new_group_of_lanemq_clients_names_its_start_itself(raw: RawClient) ->
     raw.send("T")
     assert stored_offset(raw, laneClient="c") is None
     assert stored_offset(raw, laneClient="c", setZeroIfNotFound="true") == 0
+
+
+def test_a_queue_that_is_named_without_its_broker_is_that_of_the_broker_that_is_asked(raw: RawClient) -> None:
+    """RocketMQ 4 clients name no broker, RocketMQ 5 clients do."""
+    assert raw.commit(3).code == 0
+    assert raw.commit(4, bname=BROKER).code == 0
+    assert stored_offset(raw, consumerGroup="g", bname=BROKER) == 4
+
+
+def test_the_queue_of_another_broker_is_another_queue(raw: RawClient) -> None:
+    assert raw.commit(3, bname="other").code == ResponseCode.INVALID_PARAMETER
+    ext = {"topic": "T", "group": "g", "timestamp": "-1", "isForce": "true", "bname": "other"}
+    assert raw.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ext).code == ResponseCode.INVALID_PARAMETER
+    assert raw.committed() is None
+    raw.commit(3)
+    assert stored_offset(raw, consumerGroup="g", bname="other", setZeroIfNotFound="false") is None

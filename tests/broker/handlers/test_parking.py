@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.broker.conftest import Start
-from tests.broker.raw_client import RawClient, records
+from tests.broker.raw_client import BROKER, RawClient, records
 from tests.broker.running import Gate, ManualClock, RunningBroker, retire_now
 from tests.chaos.members import until
 from tests.chaos.mutants import pinned_log
@@ -56,7 +56,7 @@ class Owner:
 
     def _ext(self) -> dict[str, str]:
         claim = {"laneClient": self.client, "laneEpoch": str(self.lease.epoch)}
-        return {"consumerGroup": "g", "topic": "T", "queueId": "0", **claim}
+        return {"consumerGroup": "g", "topic": "T", "queueId": "0", "bname": BROKER, **claim}
 
     def post_park(
         self, *offsets: int, failed: bool = True, key: str | None = KEY, again: int = -1, held: bool = False
@@ -544,8 +544,18 @@ def test_invalid_requests_are_refused_and_park_nothing(running: RunningBroker) -
             assert owner.raw.ask(code, owner._ext(), body).code != 0
         assert owner.raw.ask(code, {"topic": "T"}, b"{}").code != 0
         assert owner.raw.ask(code, {**owner._ext(), "topic": "nowhere"}, b"{}").code == ResponseCode.TOPIC_NOT_EXIST
-        assert owner.raw.ask(code, {**owner._ext(), "queueId": "9"}, b"{}").code == ResponseCode.INVALID_PARAMETER
+        for other in ({"queueId": "9"}, {"bname": "other"}):
+            assert owner.raw.ask(code, {**owner._ext(), **other}, b"{}").code == ResponseCode.INVALID_PARAMETER
     assert lanes(owner.raw) == []
+
+
+def test_lanes_are_found_by_the_broker_of_their_queue(running: RunningBroker) -> None:
+    owner = Owner(running)
+    owner.park(1)
+    assert [each.broker for each in lanes(owner.raw, LaneBody(broker=BROKER))] == [BROKER]
+    assert lanes(owner.raw, LaneBody(broker="other")) == []
+    body = LaneBody(group="g", topic="T", broker="other", any_key=False, key=KEY).encode()
+    assert owner.raw.ask(RequestCode.LANE_PARKED_REDRIVE, {}, body).code == ResponseCode.QUERY_NOT_FOUND
 
 
 def test_offsets_lost_with_the_end_of_the_log_are_not_mistaken_for_parked_ones(

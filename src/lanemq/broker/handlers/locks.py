@@ -186,18 +186,11 @@ class LockHandler:
         return lease._replace(expires_at=until, changed=lease.changed or lease.queue in new)
 
     def _existing(self, named: Sequence[QueueBody]) -> list[MessageQueue]:
-        """The queues that this broker has. Others are left out of the answer, as if another member held them.
+        """The queues that there are. Others are left out of the answer, as if another member held them.
 
         Otherwise leases could grow without bound, and a queue under two broker names could have two owners.
         """
-        broker = self._parts.options.name
-        found = map(self._parts.topics.get, dict.fromkeys(each.topic for each in named))
-        ends = {topic.name: topic.queues for topic in found if topic is not None}
-        return [
-            MessageQueue(each.topic, broker, each.queue_id)
-            for each in named
-            if each.broker_name == broker and 0 <= each.queue_id < ends.get(each.topic, 0)
-        ]
+        return [each.queue for each in named if self._parts.queue_log.has(each.queue)]
 
     def _grantable(self, group: str, client_id: str, queues: list[MessageQueue]) -> list[MessageQueue]:
         """Without queues that the client may not take, because another member of the group reads more of the topic.

@@ -9,7 +9,7 @@ import logging
 
 from lanemq.broker.context import BrokerContext
 from lanemq.broker.dispatch import Handler, answer, answer_code
-from lanemq.broker.group_rules import ownership, queue_of
+from lanemq.broker.group_rules import existing_queue, ownership, queue_of
 from lanemq.core.brokering.lock_table import Stale, Unowned
 from lanemq.core.brokering.queue_progress import (
     OFFSET_BYTES,
@@ -23,8 +23,9 @@ from lanemq.core.brokering.queue_progress import (
 from lanemq.core.brokering.quotas import Quota
 from lanemq.core.finished_ranges import FinishedRanges
 from lanemq.log.reading import Boundary
-from lanemq.model.errors import BrokerRefused, OffsetNotFound
+from lanemq.model.errors import OffsetNotFound
 from lanemq.model.names import check_group, check_topic
+from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
 from lanemq.net.peer import Peer
 from lanemq.wire.bodies import LaneProgress
@@ -92,14 +93,13 @@ class OffsetHandler:
 
     def _commit(self, peer: Peer, request: Command) -> None:
         header = UpdateOffsetHeader.from_ext(request.ext)
-        check_group(header.consumer_group)
-        self._check_queue(check_topic(header.topic), header.queue_id)
-        group, queue = header.consumer_group, queue_of(self._parts, header)
+        check_topic(header.topic)
+        group, queue = check_group(header.consumer_group), existing_queue(self._parts, header)
         verdict = ownership(self._parts, peer, group, queue, header)
         stock = header.lane_epoch is None
         offset, progress = QueueOffset(header.commit_offset), self._parts.progress.at(group, queue)
         self._parts.charges.use_groups(peer, request, (group,))
-        finished = self._finished(request, header) if request.body and not stock else None
+        finished = self._finished(request, queue, offset) if request.body and not stock else None
         finished = self._charged(peer, request, progress, finished)
         outcome = progress.commit(offset, kind=kind_of(verdict, stock=stock), finished=finished)
         if finished is not None:
@@ -146,17 +146,11 @@ class OffsetHandler:
             return FinishedRanges()
         return finished
 
-    def _finished(self, request: Command, header: UpdateOffsetHeader) -> FinishedRanges:
+    def _finished(self, request: Command, queue: MessageQueue, offset: QueueOffset) -> FinishedRanges:
         """The finished ranges of a commit, cut at the queue's end: beyond it they would hide future messages."""
         text = LaneProgress.of_request(request.body).lane_finished
-        _, end = self._parts.queue_log.bounds(queue_of(self._parts, header))
-        return FinishedRanges.decode(text, header.commit_offset).below(end)
-
-    def _check_queue(self, name: str, queue_id: int) -> None:
-        """Refuse a commit for a queue that does not exist: it would outlive a deleted topic."""
-        topic = self._parts.topic_keeper.existing(name)
-        if not 0 <= queue_id < topic.queues:
-            raise BrokerRefused(ResponseCode.INVALID_PARAMETER, f"queue {queue_id} of topic {name} does not exist")
+        _, end = self._parts.queue_log.bounds(queue)
+        return FinishedRanges.decode(text, offset).below(end)
 
     def _search(self, peer: Peer, request: Command) -> None:
         header = SearchOffsetHeader.from_ext(request.ext)

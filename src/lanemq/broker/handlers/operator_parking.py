@@ -169,8 +169,8 @@ class OperatorParkingHandler:
                 ResponseCode.QUERY_NOT_FOUND, f"group {wanted.group} has no parked lane {what} in topic {wanted.topic}"
             )
         if len(found) > 1:
-            queues = ", ".join(map(str, sorted(progress.queue.queue_id for progress in found)))
-            raise BrokerRefused(ResponseCode.INVALID_PARAMETER, f"that lane exists in queues {queues}: name one")
+            queues = ", ".join(map(str, sorted(progress.queue for progress in found)))
+            raise BrokerRefused(ResponseCode.INVALID_PARAMETER, f"that lane exists in {queues}: name one of them")
         return found.popitem()
 
 
@@ -190,8 +190,13 @@ def _decoded(after: str) -> SortKey:
 
 
 def _matches(progress: QueueProgress, wanted: LaneBody) -> bool:
-    topic, _, queue_id = progress.queue
-    return wanted.group in ("", progress.group) and wanted.topic in ("", topic) and wanted.queue_id in (-1, queue_id)
+    topic, broker, queue_id = progress.queue
+    return (
+        wanted.group in ("", progress.group)
+        and wanted.topic in ("", topic)
+        and wanted.broker in ("", broker)
+        and wanted.queue_id in (-1, queue_id)
+    )
 
 
 def _shown(name: LaneName) -> str:
@@ -202,6 +207,7 @@ def _describe(lane: ParkedLane) -> ParkedLaneBody:
     return ParkedLaneBody(
         group=lane.name.group,
         topic=lane.name.queue.topic,
+        broker=lane.name.queue.broker,
         queue_id=lane.name.queue.queue_id,
         key=lane.name.key,
         status=lane.status.value,

@@ -9,7 +9,7 @@ from functools import partial
 
 from lanemq.broker.context import BrokerContext
 from lanemq.broker.dispatch import Handler, answer, answer_code, answer_error, answer_saved
-from lanemq.broker.group_rules import ownership, queue_of
+from lanemq.broker.group_rules import existing_queue, ownership
 from lanemq.broker.storage.progress_keeper import Records, Saved
 from lanemq.core.brokering.lock_table import Current
 from lanemq.core.brokering.queue_progress import LaneName, ParkedLane, QueueProgress
@@ -141,16 +141,11 @@ class OwnerParkingHandler:
     def _owned(self, peer: Peer, request: Command) -> QueueProgress | None:
         """The progress that a request concerns; None, and refused, if its sender does not own the queue."""
         header = ParkHeader.from_ext(request.ext)
-        check_group(header.consumer_group)
-        topic, queue = self._parts.topic_keeper.existing(header.topic), queue_of(self._parts, header)
-        if not 0 <= queue.queue_id < topic.read_queues:
-            raise BrokerRefused(
-                ResponseCode.INVALID_PARAMETER, f"queue {queue.queue_id} of topic {topic.name} does not exist"
-            )
-        if isinstance(ownership(self._parts, peer, header.consumer_group, queue, header), Current):
-            return self._parts.progress.at(header.consumer_group, queue)
+        group, queue = check_group(header.consumer_group), existing_queue(self._parts, header)
+        if isinstance(ownership(self._parts, peer, group, queue, header), Current):
+            return self._parts.progress.at(group, queue)
         self._parts.counters.refused_parks += 1
-        remark = f"queue {queue.queue_id} of {topic.name} was granted to another member; it decides about the lane"
+        remark = f"queue {queue.queue_id} of {queue.topic} was granted to another member; it decides about the lane"
         answer_code(peer, request, ResponseCode.LEASE_REFUSED, remark)
         return None
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from lanemq.broker.context import BrokerContext
 from lanemq.broker.dispatch import Handler, answer_code, answer_error
-from lanemq.broker.group_rules import ownership, queue_of
+from lanemq.broker.group_rules import ownership
 from lanemq.core.brokering.lock_table import Stale, Unowned
 from lanemq.core.brokering.queue_progress import OFFSET_BYTES, QueueProgress, ResetState, kind_of
 from lanemq.core.brokering.quotas import Quota
@@ -24,6 +24,7 @@ from lanemq.log.reading import ReadResult, ReadStatus
 from lanemq.model.errors import BrokerBusy, BrokerRefused, LaneError, NotAllowed, StillRebuilding, TopicNotFound
 from lanemq.model.java_hash import tag_code
 from lanemq.model.names import check_group
+from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.net.peer import Peer
 from lanemq.net.rate_limited_log import FaultLog, FewLines
@@ -233,8 +234,8 @@ class PullHandler:
 
     def _may_pull(self, pull: _Pull) -> bool:
         header = pull.header
-        queue = queue_of(self._parts, header)
-        verdict = ownership(self._parts, pull.peer, header.consumer_group, queue, header)
+        progress = self._progress(header)
+        verdict = ownership(self._parts, pull.peer, progress.group, progress.queue, header)
         if not isinstance(verdict, Stale):
             return pull.filter is None or self._skips_nothing(pull, pull.filter)
         self._parts.counters.stale_pulls += 1
@@ -272,7 +273,8 @@ class PullHandler:
             )
 
     def _progress(self, header: PullHeader) -> QueueProgress:
-        return self._parts.progress.at(header.consumer_group, queue_of(self._parts, header))
+        queue = MessageQueue(header.topic, self._parts.options.name, header.queue_id)
+        return self._parts.progress.at(header.consumer_group, queue)
 
     def _read(self, pull: _Pull) -> ReadResult:
         header = pull.header

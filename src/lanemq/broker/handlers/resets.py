@@ -4,7 +4,7 @@ A reset works whether or not the group has members: the stored offset is replace
 ignored, and pulls of each queue, held ones included, are answered "offset moved" until a member pulls from there.
 """
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 
 from lanemq.broker.context import BrokerContext
 from lanemq.broker.dispatch import Handler, answer_code, answer_saved
@@ -46,25 +46,23 @@ class ResetHandler:
 
     def _reset(self, peer: Peer, request: Command) -> None:
         header = ResetOffsetHeader.from_ext(request.ext)
-        group = check_group(header.group)
-        topic = self._parts.topic_keeper.existing(header.topic)
-        wanted = header.queue_id if header.queue_id is not None and header.queue_id >= 0 else None
-        if wanted is not None and wanted >= topic.read_queues:
+        group, topic = check_group(header.group), self._parts.topic_keeper.existing(header.topic)
+        queues = [queue for queue in self._parts.queue_log.queues(topic.name) if _names(header, queue)]
+        if not queues:
             raise BrokerRefused(
                 ResponseCode.INVALID_PARAMETER,
-                f"queue {wanted} of topic {topic.name} does not exist: it has {topic.read_queues}",
+                f"queue {header.queue_id} of topic {topic.name} does not exist: it has {topic.queues}",
             )
         self._parts.charges.use_groups(peer, request, (group,))
-        self._answers.begin(peer, request, self._reset_steps(peer, request, header, group, wanted))
+        self._answers.begin(peer, request, self._reset_steps(peer, request, header, group, queues))
 
     def _reset_steps(
-        self, peer: Peer, request: Command, header: ResetOffsetHeader, group: str, wanted: int | None
+        self, peer: Peer, request: Command, header: ResetOffsetHeader, group: str, queues: Sequence[MessageQueue]
     ) -> Steps:
         """Find the new offset of each queue, then change all of them in one step."""
         topic = self._parts.topic_keeper.existing(header.topic)
         targets: dict[MessageQueue, int] = {}
-        for queue_id in range(topic.read_queues) if wanted is None else (wanted,):
-            queue = MessageQueue(topic.name, self._parts.options.name, queue_id)
+        for queue in queues:
             targets[queue] = self._target(header, queue)
             yield
         if self._parts.topics.get(topic.name) != topic:
@@ -136,3 +134,9 @@ class ResetHandler:
                 answer_code(peer, request, reply.code, reply.remark or "", reply.ext, reply.body)
 
         self._parts.notices.ask(member, request.code, ext, body, answered, now=self._parts.clock.now())
+
+
+def _names(header: ResetOffsetHeader, queue: MessageQueue) -> bool:
+    """Whether a reset concerns this queue; one that names none concerns all queues of its topic."""
+    number = header.queue_id
+    return header.broker_name in (None, "", queue.broker) and (number is None or number < 0 or number == queue.queue_id)

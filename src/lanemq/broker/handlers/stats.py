@@ -12,7 +12,7 @@ from lanemq.broker.runtime_info import runtime_info
 from lanemq.core.brokering.topic_table import TopicConfig
 from lanemq.core.brokering.traffic import DAY, HOUR, MINUTE, Tally
 from lanemq.core.finished_ranges import count_finished
-from lanemq.model.errors import BrokerBusy, BrokerRefused, GroupNotFound, StillRebuilding
+from lanemq.model.errors import BrokerBusy, BrokerRefused, GroupNotFound
 from lanemq.model.queue import MessageQueue
 from lanemq.net.peer import Peer
 from lanemq.wire.admin_headers import BrokerStatsHeader, ConsumeStatsHeader, TopicHeader
@@ -72,9 +72,10 @@ class StatsHandler:
 
     def _topic_steps(self, topic: TopicConfig) -> Steps:
         entries = []
-        for queue in self._queues(topic):
-            low, high = self._parts.store.bounds(queue.topic, queue.queue_id)
-            last = self._stored_before(queue, high)
+        queue_log = self._parts.queue_log
+        for queue in queue_log.queues(topic.name):
+            low, high = queue_log.bounds(queue)
+            last = queue_log.stored_before(queue, high)
             offset = TopicOffset(min_offset=low, max_offset=high, last_update_timestamp=last)
             entries.append(encode_queue_entry(queue, offset))
             yield
@@ -90,8 +91,7 @@ class StatsHandler:
         entries: list[bytes] = []
         rate, size = 0.0, 0
         for name in self._topics_of(group, only):
-            topic = self._parts.topics.get(name)
-            for queue in self._queues(topic) if topic is not None else ():
+            for queue in self._parts.queue_log.queues(name):
                 entries.append(encode_queue_entry(queue, self._progress(group, queue)))
                 size += len(entries[-1])
                 if size > MAX_ANSWER_BYTES:
@@ -106,26 +106,16 @@ class StatsHandler:
         return ConsumeStats(consume_tps=rate).encode_with(entries)
 
     def _progress(self, group: str, queue: MessageQueue) -> ConsumeOffset:
-        low, high = self._parts.store.bounds(queue.topic, queue.queue_id)
+        low, high = self._parts.queue_log.bounds(queue)
         progress = self._parts.progress.at(group, queue)
         done = progress.offset
         return ConsumeOffset(
             broker_offset=high,
             consumer_offset=low if done is None else done,
             pull_offset=low if done is None else done,
-            last_timestamp=0 if done is None else self._stored_before(queue, done),
+            last_timestamp=0 if done is None else self._parts.queue_log.stored_before(queue, done),
             lane_finished=count_finished(progress.finished),
         )
-
-    def _stored_before(self, queue: MessageQueue, offset: int) -> int:
-        """When the last message before an offset was stored; 0, as RocketMQ has it, if there is none or it is unknown.
-
-        Unknown is not refused: without the time, these answers are still right in messages while indexes are rebuilt.
-        """
-        try:
-            return self._parts.store.times.last_before(queue.topic, queue.queue_id, offset) or 0
-        except StillRebuilding:
-            return 0
 
     def _topics_of(self, group: str, topic: str | None) -> list[str]:
         if topic:
@@ -133,10 +123,6 @@ class StatsHandler:
         view = self._parts.members.snapshot(group)
         named = {item.topic for item in view.subscriptions} if view is not None else set()
         return sorted(named.union(self._parts.progress.topics(group)) | self._parts.locks.owned_topics(group))
-
-    def _queues(self, topic: TopicConfig) -> list[MessageQueue]:
-        count = topic.queues
-        return [MessageQueue(topic.name, self._parts.options.name, number) for number in range(count)]
 
     def _connections(self, peer: Peer, request: Command) -> None:
         group = ConsumerListHeader.from_ext(request.ext).consumer_group

@@ -25,9 +25,10 @@ from lanemq.core.brokering.progress_store import (
 )
 from lanemq.core.brokering.progress_table import Forgotten, ProgressTable
 from lanemq.core.brokering.queue_progress import LaneName, ParkedLane
+from lanemq.core.brokering.topic_table import TopicTable
 from lanemq.log.reading import Boundary, ReadStatus
 from lanemq.log.store import Store
-from lanemq.model.errors import StorageError
+from lanemq.model.errors import StillRebuilding, StorageError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.steps import in_one_piece
 from lanemq.model.units import Millis
@@ -205,8 +206,18 @@ def _fitting(
 class StoredQueues:
     """The `QueueLog` of a broker: its own queues."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, topics: TopicTable, broker: str) -> None:
         self._store = store
+        self._topics = topics
+        self._broker = broker
+
+    def queues(self, topic: str) -> Sequence[MessageQueue]:
+        found = self._topics.get(topic)
+        return [] if found is None else [MessageQueue(topic, self._broker, number) for number in range(found.queues)]
+
+    def has(self, queue: MessageQueue) -> bool:
+        topic = self._topics.get(queue.topic)
+        return topic is not None and queue.broker == self._broker and 0 <= queue.queue_id < topic.queues
 
     def bounds(self, queue: MessageQueue) -> tuple[int, int]:
         return self._store.bounds(queue.topic, queue.queue_id)
@@ -218,3 +229,9 @@ class StoredQueues:
 
     def offset_at(self, queue: MessageQueue, time: int) -> int:
         return self._store.times.find(queue.topic, queue.queue_id, time, Boundary.LOWER)
+
+    def stored_before(self, queue: MessageQueue, offset: int) -> int:
+        try:
+            return self._store.times.last_before(queue.topic, queue.queue_id, offset) or 0
+        except StillRebuilding:
+            return 0

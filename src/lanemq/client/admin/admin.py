@@ -296,9 +296,7 @@ class Admin(AdminClient):
     def _progress(
         self, group: str, queue: MessageQueue, *, finished: bool
     ) -> tuple[QueueOffset | None, FinishedRanges]:
-        header = QueryOffsetHeader(
-            consumer_group=group, topic=queue.topic, queue_id=queue.queue_id, lane_finished=finished or None
-        )
+        header = QueryOffsetHeader.of(group, queue, finished=finished)
         try:
             reply = self._calls.ask(self._master(queue), RequestCode.QUERY_CONSUMER_OFFSET, header, lane=_AS_LANE)
         except OffsetNotFound:
@@ -314,9 +312,7 @@ class Admin(AdminClient):
         """
         check_queue(queue)
         check_whole("offset", offset)
-        update = UpdateOffsetHeader(
-            consumer_group=check_group(group), topic=queue.topic, queue_id=queue.queue_id, commit_offset=offset
-        )
+        update = UpdateOffsetHeader.of(check_group(group), queue, offset)
         master = self._master(queue)
         try:
             self._calls.ask(master, RequestCode.UPDATE_CONSUMER_OFFSET, update)
@@ -576,8 +572,10 @@ class Admin(AdminClient):
     def _reset(
         self, address: Address, group: str, topic: str, timestamp: int, change: OffsetChange | None = None
     ) -> None:
-        queue_id, offset = (None, None) if change is None else (change.queue.queue_id, change.after)
-        header = ResetOffsetHeader(topic=topic, group=group, timestamp=timestamp, queue_id=queue_id, offset=offset)
+        header = ResetOffsetHeader(topic=topic, group=group, timestamp=timestamp)
+        if change is not None:
+            _, broker, queue_id = change.queue
+            header = msgspec.structs.replace(header, queue_id=queue_id, broker_name=broker, offset=change.after)
         self._calls.ask(address, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
 
     def _is_lane(self, queue: MessageQueue) -> bool:

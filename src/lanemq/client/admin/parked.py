@@ -110,7 +110,7 @@ class ParkedAdmin(AdminClient):
         while True:
             table = ParkedTable.decode(self._ask(name, RequestCode.LANE_PARKED, wanted).body)
             for each in table.lanes:
-                yield _view(name, each)
+                yield _view(each)
             wanted.after = table.more
             if not table.more:
                 return
@@ -124,14 +124,14 @@ class ParkedAdmin(AdminClient):
 
 def _named(lane: ParkedLaneView) -> LaneBody:
     check_kind("lane", lane, ParkedLaneView, "one of those that `lanes` returns")
-    queue = lane.queue
-    return LaneBody(group=lane.group, topic=queue.topic, queue_id=queue.queue_id, any_key=False, key=lane.key)
+    topic, broker, queue_id = lane.queue
+    return LaneBody(group=lane.group, topic=topic, broker=broker, queue_id=queue_id, any_key=False, key=lane.key)
 
 
-def _view(broker: str, body: ParkedLaneBody) -> ParkedLaneView:
+def _view(body: ParkedLaneBody) -> ParkedLaneView:
     return ParkedLaneView(
         group=body.group,
-        queue=MessageQueue(body.topic, broker, body.queue_id),
+        queue=MessageQueue(body.topic, body.broker, body.queue_id),
         key=body.key,
         status=LaneStatus(body.status),
         reason=body.reason,

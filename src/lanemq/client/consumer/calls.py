@@ -164,8 +164,7 @@ class ConsumerCalls:
 
     async def committed(self, queue: MessageQueue) -> QueueOffset | None:
         """The group's committed offset; None if it has none. Anything else raises."""
-        header = QueryOffsetHeader(consumer_group=self._group, topic=queue.topic, queue_id=queue.queue_id)
-        ext = header.to_ext() | {LANE_CLIENT: self.client_id}
+        ext = QueryOffsetHeader.of(self._group, queue).to_ext() | {LANE_CLIENT: self.client_id}
         command = Command(RequestCode.QUERY_CONSUMER_OFFSET, 0, ext=ext)
         try:
             reply = await self._request(self.address(queue.topic, queue.broker), command, REQUEST_TIMEOUT)
@@ -193,7 +192,7 @@ class ConsumerCalls:
         False if the broker ignored it because an operator has reset the group; the next pull returns the new offset.
         Finished ranges go only to brokers that grant epochs: no other broker stores them.
         """
-        header = UpdateOffsetHeader.of_owner(self._group, queue, offset, self.client_id, epoch)
+        header = UpdateOffsetHeader.of(self._group, queue, offset, self.client_id, epoch)
         body = LaneProgress(lane_finished=finished.encode(offset)).encode() if finished.bounds and epoch else b""
         command = Command(RequestCode.UPDATE_CONSUMER_OFFSET, 0, ext=header.to_ext(), body=body)
         reply = await self._request(self.address(queue.topic, queue.broker), command, REQUEST_TIMEOUT)

@@ -159,19 +159,13 @@ class PullConsumer:
     def commit(self) -> None:
         """Commits the positions of all assigned queues as the group's offsets; returns when the brokers have them."""
         for queue in self._order:
-            header = UpdateOffsetHeader(
-                consumer_group=self._group,
-                topic=queue.topic,
-                queue_id=queue.queue_id,
-                commit_offset=self._positions[queue],
-            )
+            header = UpdateOffsetHeader.of(self._group, queue, self._positions[queue])
             self._ask(queue, Command(RequestCode.UPDATE_CONSUMER_OFFSET, 0, ext=header.to_ext()), at_master=True)
 
     def committed(self, queue: MessageQueue) -> QueueOffset | None:
         """The group's offset of the queue; None if it has none."""
         check_queue(queue)
-        header = QueryOffsetHeader(consumer_group=self._group, topic=queue.topic, queue_id=queue.queue_id)
-        ext = header.to_ext() | {LANE_CLIENT: self._group}
+        ext = QueryOffsetHeader.of(self._group, queue).to_ext() | {LANE_CLIENT: self._group}
         try:
             reply = self._ask(queue, Command(RequestCode.QUERY_CONSUMER_OFFSET, 0, ext=ext))
         except OffsetNotFound:

@@ -95,7 +95,13 @@ class ProgressStore(Protocol):
 
 
 class QueueLog(Protocol):
-    """What the log says about a queue."""
+    """Which queues there are, and what their log says."""
+
+    def queues(self, topic: str) -> Sequence[MessageQueue]:
+        """The queues of a topic; none if there is no such topic."""
+
+    def has(self, queue: MessageQueue) -> bool:
+        """Whether there is such a queue. One that is named with another broker is another queue."""
 
     def bounds(self, queue: MessageQueue) -> tuple[int, int]:
         """The first offset that is kept, and the next one to be written."""
@@ -105,3 +111,6 @@ class QueueLog(Protocol):
 
     def offset_at(self, queue: MessageQueue, time: int) -> int:
         """The first offset that was stored at this time or later."""
+
+    def stored_before(self, queue: MessageQueue, offset: int) -> int:
+        """When the last message before an offset was stored; 0 if there is none, or its time is not known now."""

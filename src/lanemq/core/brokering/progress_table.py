@@ -237,7 +237,9 @@ class ProgressTable:
             topic = group.topics[sys.intern(name)] = _InTopic()
             self._groups_of.setdefault(name, {})[progress.group] = None
         if progress.queue not in topic.queues:
-            progress.queue = progress.queue._replace(topic=sys.intern(name))  # a request's own copy would stay
+            topic_name, broker, number = progress.queue
+            # A request's own copies of the names would stay.
+            progress.queue = MessageQueue(sys.intern(topic_name), sys.intern(broker), number)
             topic.queues[progress.queue] = progress
         for each in (group, topic):
             each.offset_bytes += offset_bytes

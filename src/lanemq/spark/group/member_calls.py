@@ -163,14 +163,12 @@ class MemberCalls:
         return self._stored(address, queue, self._left_group)
 
     def note_left(self, address: Address, queue: MessageQueue, until: QueueOffset) -> None:
-        header = UpdateOffsetHeader(
-            consumer_group=self._left_group, topic=queue.topic, queue_id=queue.queue_id, commit_offset=until
-        )
+        header = UpdateOffsetHeader.of(self._left_group, queue, until)
         self._ask(address, Command(RequestCode.UPDATE_CONSUMER_OFFSET, 0, ext=header.to_ext()))
 
     def commit(self, address: Address, queue: MessageQueue, offset: QueueOffset, epoch: Epoch) -> None:
         """Stores the group's offset; raises `LeaseLost` if another member owns the queue."""
-        header = UpdateOffsetHeader.of_owner(self._group, queue, offset, self.client_id, epoch)
+        header = UpdateOffsetHeader.of(self._group, queue, offset, self.client_id, epoch)
         self._ask(address, Command(RequestCode.UPDATE_CONSUMER_OFFSET, 0, ext=header.to_ext()))
 
     def unregister(self) -> None:
@@ -187,8 +185,8 @@ class MemberCalls:
         return set(found)
 
     def _stored(self, address: Address, queue: MessageQueue, group: str) -> QueueOffset:
-        header = QueryOffsetHeader(consumer_group=group, topic=queue.topic, queue_id=queue.queue_id)
-        command = Command(RequestCode.QUERY_CONSUMER_OFFSET, 0, ext=header.to_ext() | {LANE_CLIENT: self.client_id})
+        ext = QueryOffsetHeader.of(group, queue).to_ext() | {LANE_CLIENT: self.client_id}
+        command = Command(RequestCode.QUERY_CONSUMER_OFFSET, 0, ext=ext)
         try:
             return QueueOffset(max(0, OffsetResponse.from_ext(self._ask(address, command).ext).offset))
         except OffsetNotFound:

@@ -47,7 +47,13 @@ class Operator:
 
     async def _ask_about_lane(self, code: RequestCode, lane: ParkedLaneBody, through: int = -1) -> bool:
         body = LaneBody(
-            group=lane.group, topic=lane.topic, queue_id=lane.queue_id, any_key=False, key=lane.key, through=through
+            group=lane.group,
+            topic=lane.topic,
+            broker=lane.broker,
+            queue_id=lane.queue_id,
+            any_key=False,
+            key=lane.key,
+            through=through,
         )
         reply = await self._ask(Command(code, 0, body=body.encode()))
         return reply is not None and reply.code == ResponseCode.SUCCESS

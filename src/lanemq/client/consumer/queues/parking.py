@@ -277,12 +277,13 @@ class ParkCalls:
 
     async def redrive(self, queue: MessageQueue, key: str | None) -> None:
         """Redrives a lane as an operator would; raises `OffsetNotFound` if there is no such lane."""
-        wanted = LaneBody(group=self._group, topic=queue.topic, queue_id=queue.queue_id, any_key=False, key=key)
+        wanted = self._of_queue(queue)
+        wanted.any_key, wanted.key = False, key
         await self._send(queue, Command(RequestCode.LANE_PARKED_REDRIVE, 0, body=wanted.encode()))
 
     async def parked(self, queue: MessageQueue) -> tuple[ParkedAtBroker, ...]:
         """All parked lanes of the queue."""
-        wanted = LaneBody(group=self._group, topic=queue.topic, queue_id=queue.queue_id)
+        wanted = self._of_queue(queue)
         lanes: list[ParkedAtBroker] = []
         while True:
             reply = await self._send(queue, Command(RequestCode.LANE_PARKED, 0, body=wanted.encode()))
@@ -294,11 +295,16 @@ class ParkCalls:
             if not table.more:
                 return tuple(lanes)
 
+    def _of_queue(self, queue: MessageQueue) -> LaneBody:
+        topic, broker, queue_id = queue
+        return LaneBody(group=self._group, topic=topic, broker=broker, queue_id=queue_id)
+
     async def _ask(self, queue: MessageQueue, epoch: Epoch, code: RequestCode, body: bytes) -> Command:
         header = ParkHeader(
             consumer_group=self._group,
             topic=queue.topic,
             queue_id=queue.queue_id,
+            broker_name=queue.broker,
             lane_client=self._calls.client_id,
             lane_epoch=epoch,
         )
