@@ -85,6 +85,7 @@ class ResetOffsetHeader(Header, frozen=True, kw_only=True):
     timestamp: Int64
     is_force: bool = True
     queue_id: Int32 | None = None
+    broker_name: str | None = field(name="bname", default=None)
     offset: Int64 | None = None
 
 

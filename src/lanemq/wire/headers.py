@@ -190,6 +190,7 @@ class QueryOffsetHeader(Header, frozen=True, kw_only=True):
     topic: str
     queue_id: Int32
     set_zero_if_not_found: bool | None = None
+    broker_name: str | None = field(name="bname", default=None)
     lane_finished: bool | None = None
 
 
@@ -200,6 +201,7 @@ class UpdateOffsetHeader(Header, frozen=True, kw_only=True):
     topic: str
     queue_id: Int32
     commit_offset: Int64
+    broker_name: str | None = field(name="bname", default=None)
     lane_client: str | None = None
     lane_epoch: Int64 | None = None
 
@@ -211,6 +213,7 @@ class UpdateOffsetHeader(Header, frozen=True, kw_only=True):
             topic=queue.topic,
             queue_id=queue.queue_id,
             commit_offset=offset,
+            broker_name=queue.broker if epoch else None,
             lane_client=client_id if epoch else None,
             lane_epoch=epoch or None,
         )
@@ -299,6 +302,7 @@ class ParkHeader(Header, frozen=True, kw_only=True):
     consumer_group: str
     topic: str
     queue_id: Int32
+    broker_name: str | None = field(name="bname", default=None)
     lane_client: str
     lane_epoch: Int64
 

@@ -40,12 +40,19 @@ class NextBody(Body):
     """How many messages to return at most; 0: only a report."""
 
 
+class NextOffsets(Body):
+    """Answers LANE_PARK_NEXT and LANE_PARKED_SHOW of a coordinator, which has no messages: where the next ones are."""
+
+    offsets: list[int] = field(default_factory=list)
+
+
 class LaneBody(Body):
     """Selects lanes: LANE_PARKED (4204), LANE_PARKED_SHOW (4205), LANE_PARKED_REDRIVE (4206),
     LANE_PARKED_DISCARD (4207). Empty or -1: any."""
 
     group: str = ""
     topic: str = ""
+    broker: str = ""
     queue_id: int = -1
     any_key: bool = True
     key: str | None = None
@@ -62,6 +69,7 @@ class ParkedLaneBody(Body):
 
     group: str = ""
     topic: str = ""
+    broker: str = ""
     queue_id: int = 0
     key: str | None = None
     status: str = ""

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from lanemq.broker.context import BrokerContext
+from lanemq.broker.context import GroupContext
 from lanemq.broker.dispatch import Handler, answer, answer_error, answer_saved
 from lanemq.broker.long_answers import LongAnswers, Steps
 from lanemq.broker.storage.progress_keeper import Records
@@ -23,7 +23,7 @@ from lanemq.model.keys import shown_key
 from lanemq.net.peer import Peer
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
-from lanemq.wire.lane_bodies import LaneBody, ParkedLaneBody, ParkedResult, ParkedTable
+from lanemq.wire.lane_bodies import LaneBody, NextOffsets, ParkedLaneBody, ParkedResult, ParkedTable
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ SortKey: TypeAlias = tuple[str, str, str, int, bool, str]
 class OperatorParkingHandler:
     """Requests 4204 to 4207."""
 
-    def __init__(self, parts: BrokerContext, answers: LongAnswers) -> None:
+    def __init__(self, parts: GroupContext, answers: LongAnswers) -> None:
         self._parts = parts
         self._keeper = parts.progress_keeper
         self._answers = answers
@@ -103,6 +103,9 @@ class OperatorParkingHandler:
     def _show_from(self, peer: Peer, request: Command, lane: ParkedLane, start: int) -> None:
         """Show messages from an offset on: from the log in slices, or copies of them from the store."""
         offsets = lane.offsets.from_offset(start, MAX_SHOWN)
+        if not self._parts.queue_log.has_records:
+            answer(peer, request, {}, NextOffsets(offsets=offsets).encode())
+            return
         below, _ = self._parts.queue_log.bounds(lane.name.queue)
 
         def found(records: Records, error: StorageError | None) -> None:
@@ -169,7 +172,7 @@ class OperatorParkingHandler:
                 ResponseCode.QUERY_NOT_FOUND, f"group {wanted.group} has no parked lane {what} in topic {wanted.topic}"
             )
         if len(found) > 1:
-            queues = ", ".join(map(str, sorted(progress.queue.queue_id for progress in found)))
+            queues = ", ".join(map(str, sorted(progress.queue for progress in found)))
             raise BrokerRefused(ResponseCode.INVALID_PARAMETER, f"that lane exists in queues {queues}: name one")
         return found.popitem()
 
@@ -190,8 +193,13 @@ def _decoded(after: str) -> SortKey:
 
 
 def _matches(progress: QueueProgress, wanted: LaneBody) -> bool:
-    topic, _, queue_id = progress.queue
-    return wanted.group in ("", progress.group) and wanted.topic in ("", topic) and wanted.queue_id in (-1, queue_id)
+    topic, broker, queue_id = progress.queue
+    return (
+        wanted.group in ("", progress.group)
+        and wanted.topic in ("", topic)
+        and wanted.broker in ("", broker)
+        and wanted.queue_id in (-1, queue_id)
+    )
 
 
 def _shown(name: LaneName) -> str:
@@ -202,6 +210,7 @@ def _describe(lane: ParkedLane) -> ParkedLaneBody:
     return ParkedLaneBody(
         group=lane.name.group,
         topic=lane.name.queue.topic,
+        broker=lane.name.queue.broker,
         queue_id=lane.name.queue.queue_id,
         key=lane.name.key,
         status=lane.status.value,

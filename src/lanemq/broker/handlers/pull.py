@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from lanemq.broker.context import BrokerContext
 from lanemq.broker.dispatch import Handler, answer_code, answer_error
-from lanemq.broker.group_rules import ownership, queue_of
+from lanemq.broker.group_rules import ownership
 from lanemq.core.brokering.lock_table import Stale, Unowned
 from lanemq.core.brokering.queue_progress import OFFSET_BYTES, QueueProgress, ResetState, kind_of
 from lanemq.core.brokering.quotas import Quota
@@ -233,7 +233,7 @@ class PullHandler:
 
     def _may_pull(self, pull: _Pull) -> bool:
         header = pull.header
-        queue = queue_of(self._parts, header)
+        queue = self._parts.queues.named(header.topic, None, header.queue_id)
         verdict = ownership(self._parts, pull.peer, header.consumer_group, queue, header)
         if not isinstance(verdict, Stale):
             return pull.filter is None or self._skips_nothing(pull, pull.filter)
@@ -272,7 +272,8 @@ class PullHandler:
             )
 
     def _progress(self, header: PullHeader) -> QueueProgress:
-        return self._parts.progress.at(header.consumer_group, queue_of(self._parts, header))
+        queue = self._parts.queues.named(header.topic, None, header.queue_id)
+        return self._parts.progress.at(header.consumer_group, queue)
 
     def _read(self, pull: _Pull) -> ReadResult:
         header = pull.header
