@@ -405,7 +405,8 @@ def test_parked_lanes_have_a_quota_and_give_back_what_leaves(broker: RunningBrok
     owners = {group: raw.lane_lock("c", group=group).lane_leases[0].epoch for group in ("g", "h")}
 
     def ask(code: RequestCode, body: bytes, group: str = "g") -> Command:
-        ext = {"consumerGroup": group, "topic": "T", "queueId": "0", "laneClient": "c", "laneEpoch": str(owners[group])}
+        queue = {"consumerGroup": group, "topic": "T", "queueId": "0", "bname": broker.broker.options.name}
+        ext = {**queue, "laneClient": "c", "laneEpoch": str(owners[group])}
         return raw.ask(code, ext, body)
 
     def park(key: str, group: str = "g") -> ParkAnswer:

@@ -21,11 +21,14 @@ from lanemq.broker.config import BrokerOptions
 from lanemq.broker.connections import Connections
 from lanemq.broker.context import BrokerContext, Counters
 from lanemq.broker.dispatch import Dispatch
+from lanemq.broker.group_queues import OwnQueues
+from lanemq.broker.handlers.bounds import BoundsHandler
 from lanemq.broker.handlers.groups import GroupHandler
 from lanemq.broker.handlers.locks import LockHandler
 from lanemq.broker.handlers.offsets import OffsetHandler
 from lanemq.broker.handlers.operator_parking import OperatorParkingHandler
 from lanemq.broker.handlers.owner_parking import OwnerParkingHandler
+from lanemq.broker.handlers.progress import ProgressHandler
 from lanemq.broker.handlers.pull import PullHandler
 from lanemq.broker.handlers.queries import QueryHandler
 from lanemq.broker.handlers.replies import ReplyHandler
@@ -211,6 +214,7 @@ class Broker:
             pull,
             LockHandler(parts, answers),
             OffsetHandler(parts),
+            BoundsHandler(parts),
             OwnerParkingHandler(parts),
             OperatorParkingHandler(parts, answers),
             groups,
@@ -219,6 +223,7 @@ class Broker:
             RetryHandler(parts, answers),
             ReplyHandler(parts),
             QueryHandler(parts),
+            ProgressHandler(parts, answers),
             StatsHandler(parts, figures, answers),
             ResetHandler(parts, pull.group_moved, answers),
         )
@@ -278,6 +283,7 @@ class Broker:
         )
         on_failure, on_full = group_commit.stop_writing, group_commit.pause
         reserve, members = self._new_reserve(store), tables.members
+        topic_keeper = TopicKeeper(tables.topics, topic_rows, on_failure=on_failure, on_full=on_full, clock=clock)
         return BrokerContext(
             options=options,
             clock=clock,
@@ -292,14 +298,15 @@ class Broker:
             notices=Notices(members, slices),
             advertised=advertised,
             topics=tables.topics,
-            topic_keeper=TopicKeeper(tables.topics, topic_rows, on_failure=on_failure, on_full=on_full, clock=clock),
+            topic_keeper=topic_keeper,
+            queues=OwnQueues(options.name, tables.topics, topic_keeper),
             counters=counters,
             low_space=LowSpace(options.min_free_bytes),
             charges=Charges(
-                options,
                 clock,
                 counters.refusals,
                 GroupUse({*tables.groups, *tables.progress.table.groups(), *tables.locks.groups()}, now=clock.now()),
+                by_user=options.users is not None,
                 topics=tables.topics,
                 progress=tables.progress.table,
                 locks=tables.locks,

@@ -6,7 +6,6 @@ is kept: a name is charged with what it has and what a request adds, and afterwa
 
 from collections.abc import Callable, Collection, Iterable
 
-from lanemq.broker.config import BrokerOptions
 from lanemq.clock import Clock
 from lanemq.core.brokering.lock_table import LockTable
 from lanemq.core.brokering.progress_table import ProgressTable
@@ -25,16 +24,16 @@ class Charges:
 
     def __init__(
         self,
-        options: BrokerOptions,
         clock: Clock,
         refusals: RefusalCounts,
         group_use: GroupUse,
         *,
+        by_user: bool,
         topics: TopicTable,
         progress: ProgressTable,
         locks: LockTable,
     ) -> None:
-        self._by_user = options.users is not None
+        self._by_user = by_user
         self._clock = clock
         self._refusals = refusals
         self.group_use = group_use

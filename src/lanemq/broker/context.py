@@ -1,11 +1,12 @@
-"""What the handlers of a broker share: its tables, threads and counters. The rules are elsewhere."""
+"""What handlers share: tables, threads and counters. The rules are elsewhere."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from lanemq.broker.charges import Charges
 from lanemq.broker.config import BrokerOptions
+from lanemq.broker.group_queues import GroupQueues
 from lanemq.broker.notices import Notices
 from lanemq.broker.recording import Recording
 from lanemq.broker.storage.delays import DelayDelivery
@@ -75,55 +76,71 @@ class Counters:
     """Seconds by which the housekeeping's timer was late."""
 
 
-@dataclass(slots=True)
-class BrokerContext:
-    """Made once by `app`. The tables are used on the event loop only, so they need no locks."""
+def _admit(group: str) -> None:
+    pass
 
-    options: BrokerOptions
+
+@dataclass(slots=True, kw_only=True)
+class GroupContext:
+    """What the handlers of groups need: members, leases, progress. It has no log, so a coordinator has one too.
+
+    The tables are used on the event loop only, so they need no locks.
+    """
+
     clock: Clock
-    store: Store
     state: State
-    thread: DiskThread
-    """For messages only."""
     row_thread: DiskThread
     """For everything in `state.db`, and for indexes: a flood of changes must not delay messages."""
-    search_thread: DiskThread
-    """For searches by key: they take long, and must not delay what the others write."""
-    group_commit: GroupCommit
-    outbox: Outbox
     slices: LoopSlices
     """For work that would hold the event loop for long."""
     notices: Notices
-    advertised: Address
-    topics: TopicTable
-    topic_keeper: TopicKeeper
+    queues: GroupQueues
     members: Membership
     saved_filters: SavedFilters
     locks: LockTable
     progress: ProgressTable
     progress_keeper: ProgressKeeper
     queue_log: QueueLog
+    recording: Recording
+    groups: dict[str, SubscriptionGroupConfig]
+    """Settings of the groups that were configured; every other group has RocketMQ's defaults."""
+    charges: Charges
+    admit: Callable[[str], None] = _admit
+    """Raises `BrokerRefused` for a group that this process does not serve."""
+    counters: Counters = field(default_factory=Counters)
+    traffic: Traffic = field(default_factory=Traffic)
+    clients: dict[ConnectionId, ConnectedClient] = field(default_factory=dict)
+    """Of the connections that sent a heartbeat."""
+
+
+@dataclass(slots=True, kw_only=True)
+class BrokerContext(GroupContext):
+    """What the handlers of a broker share. Made once by `app`."""
+
+    options: BrokerOptions
+    store: Store
+    thread: DiskThread
+    """For messages only."""
+    search_thread: DiskThread
+    """For searches by key: they take long, and must not delay what the others write."""
+    group_commit: GroupCommit
+    outbox: Outbox
+    advertised: Address
+    topics: TopicTable
+    topic_keeper: TopicKeeper
     unread: UnreadMessages
     producers: ProducerTable
     polls: LongPolls[HeldPull]
     waking: Waking
     delays: DelayQueueCursors
     delay_delivery: DelayDelivery
-    recording: Recording
-    groups: dict[str, SubscriptionGroupConfig]
-    """Settings of the groups that were configured; every other group has RocketMQ's defaults."""
     low_space: LowSpace
     reserve: DescriptorReserve
     tls: TlsDetector | None
     """None: the broker takes plain connections only."""
-    charges: Charges
     producer_users: dict[str, str] = field(default_factory=dict)
     """Producer id → the user who sent with it first, on a broker with users."""
-    counters: Counters = field(default_factory=Counters)
-    traffic: Traffic = field(default_factory=Traffic)
     in_force: Mapping[str, object] = field(default_factory=dict)
     """Values that the broker uses instead of the given options: limits that 0 stands for, the monitor's address."""
-    clients: dict[ConnectionId, ConnectedClient] = field(default_factory=dict)
-    """Of the connections that sent a heartbeat."""
     stopping: bool = False
     """Whether the broker finishes what it has accepted, and accepts no connection any more."""

@@ -3,8 +3,8 @@
 from collections.abc import Collection
 from typing import Protocol
 
-from lanemq.broker.context import BrokerContext
-from lanemq.broker.storage.topic_keeper import no_such_topic
+from lanemq.broker.context import GroupContext
+from lanemq.broker.dispatch import answer_code
 from lanemq.core.brokering.lock_table import ForgottenLeases, Verdict
 from lanemq.core.brokering.lost_members import LostFilter
 from lanemq.core.brokering.membership import ConnectionId
@@ -15,6 +15,7 @@ from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch
 from lanemq.net.peer import Peer
 from lanemq.wire.codes import ResponseCode
+from lanemq.wire.command import Command
 
 
 class Claim(Protocol):
@@ -27,38 +28,14 @@ class Claim(Protocol):
     def lane_epoch(self) -> int | None: ...
 
 
-class OfQueue(Protocol):
-    """The header fields that name a queue. Stock clients may leave out its broker: they mean the one that they ask."""
-
-    @property
-    def topic(self) -> str: ...
-
-    @property
-    def broker_name(self) -> str | None: ...
-
-    @property
-    def queue_id(self) -> int: ...
+def use_groups(parts: GroupContext, peer: Peer, request: Command, groups: Collection[str]) -> None:
+    """Note that groups are used; raises if one of them is not served here, or if the client uses too many."""
+    for group in groups:
+        parts.admit(group)
+    parts.charges.use_groups(peer, request, groups)
 
 
-def queue_of(parts: BrokerContext, header: OfQueue) -> MessageQueue:
-    """The queue that a request names."""
-    return MessageQueue(header.topic, header.broker_name or parts.options.name, header.queue_id)
-
-
-def existing_queue(parts: BrokerContext, header: OfQueue) -> MessageQueue:
-    """The queue that a request names; raises if there is none. Its progress would outlive a deleted topic."""
-    queue = queue_of(parts, header)
-    if not parts.queue_log.has(queue):
-        if not parts.queue_log.queues(queue.topic):
-            raise no_such_topic(queue.topic)
-        raise BrokerRefused(
-            ResponseCode.INVALID_PARAMETER,
-            f"queue {queue.queue_id} of topic {queue.topic} does not exist at broker {queue.broker}",
-        )
-    return queue
-
-
-def ownership(parts: BrokerContext, peer: Peer, group: str, queue: MessageQueue, claim: Claim) -> Verdict:
+def ownership(parts: GroupContext, peer: Peer, group: str, queue: MessageQueue, claim: Claim) -> Verdict:
     """Whether the sender of a request owns the queue.
 
     A LaneMQ client names its lease in the request; a stock client is known by the heartbeat of its connection.
@@ -68,15 +45,15 @@ def ownership(parts: BrokerContext, peer: Peer, group: str, queue: MessageQueue,
     return parts.locks.verdict(group, queue, owner, epoch, now=parts.clock.now())
 
 
-def members_changed(parts: BrokerContext, groups: Collection[str], given_up: Collection[LostFilter] = ()) -> None:
+def members_changed(parts: GroupContext, groups: Collection[str], given_up: Collection[LostFilter] = ()) -> None:
     """Record what the members of changed groups select, and which lost members are given up, then notify them."""
     for group in groups if parts.recording.on else ():
         lost = {each.topic: each for each in given_up if each.group == group}
-        parts.recording.selected(group, parts.members.selections(group), parts.topics, lost)
+        parts.recording.selected(group, parts.members.selections(group), parts.queues, lost)
     parts.notices.group_changed(groups)
 
 
-def max_retries(parts: BrokerContext, group: str, requested: int | None) -> int | None:
+def max_retries(parts: GroupContext, group: str, requested: int | None) -> int | None:
     """How often a group's message is retried: as the request says, else as the group's settings say."""
     if requested is not None and requested >= 0:
         return requested
@@ -84,13 +61,13 @@ def max_retries(parts: BrokerContext, group: str, requested: int | None) -> int 
     return None if settings is None else settings.retry_max_times
 
 
-def free_progress(parts: BrokerContext, forgotten: Forgotten) -> None:
+def free_progress(parts: GroupContext, forgotten: Forgotten) -> None:
     """Free the memory of the progress of a deleted group or topic, and what it was charged with."""
     parts.charges.shrink(Quota.OFFSETS, forgotten.groups)
     parts.slices.begin_later(forgotten.steps)
 
 
-def free_leases(parts: BrokerContext, forgotten: ForgottenLeases) -> Epoch:
+def free_leases(parts: GroupContext, forgotten: ForgottenLeases) -> Epoch:
     """Free the memory of the leases of a deleted group or topic, and what they were charged with.
 
     Returns the floor of the epochs, which must be saved before their rows are deleted.
@@ -101,3 +78,27 @@ def free_leases(parts: BrokerContext, forgotten: ForgottenLeases) -> Epoch:
     else:
         parts.slices.begin_later(forgotten.steps)
     return parts.locks.floor
+
+
+def relay(
+    parts: GroupContext,
+    peer: Peer,
+    request: Command,
+    member: tuple[str, str],
+    ext: dict[str, str],
+    body: bytes,
+) -> None:
+    """Pass a question on to a member, named by its group and client id, and its answer back."""
+    group, client_id = member
+    found = parts.notices.peer_of(group, client_id)
+    if found is None:
+        raise BrokerRefused(ResponseCode.SYSTEM_ERROR, f"the consumer <{group}> <{client_id}> is not online")
+
+    def answered(reply: Command | None) -> None:
+        if reply is None:
+            remark = f"consumer <{group}> <{client_id}> did not answer in time"
+            answer_code(peer, request, ResponseCode.CONSUME_MSG_TIMEOUT, remark)
+        else:
+            answer_code(peer, request, reply.code, reply.remark or "", reply.ext, reply.body)
+
+    parts.notices.ask(found, request.code, ext, body, answered, now=parts.clock.now())

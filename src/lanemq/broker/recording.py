@@ -10,6 +10,7 @@ moves, and only the member knows when that is.
 
 from collections.abc import Iterable, Mapping
 
+from lanemq.broker.group_queues import GroupQueues
 from lanemq.core.brokering.lock_table import Lease, SavedLease
 from lanemq.core.brokering.lost_members import LostFilter
 from lanemq.core.brokering.membership import WidestFilter
@@ -22,7 +23,6 @@ from lanemq.core.brokering.queue_progress import (
     ParkedLane,
     WhyIgnored,
 )
-from lanemq.core.brokering.topic_table import TopicTable
 from lanemq.core.lane_status import MAX_GIVEN
 from lanemq.history import History, Place
 from lanemq.history import RecordedLease as LeaseLine
@@ -66,7 +66,7 @@ class Recording:
         self,
         group: str,
         selections: Mapping[str, WidestFilter],
-        topics: TopicTable,
+        queues: GroupQueues,
         given_up: Mapping[str, LostFilter],
     ) -> None:
         """Record which tags of a topic the members of a group select: once they differ, and when that changes later.
@@ -75,13 +75,13 @@ class Recording:
         """
         differ = {topic for topic, each in selections.items() if each.differ}
         for topic in sorted(differ.union(topic for name, topic in self._selected if name == group)):
-            widest, known = selections[topic].widest if topic in selections else None, topics.get(topic)
+            widest, known = selections[topic].widest if topic in selections else None, queues.of_topic(topic)
             text = "" if widest is None else "||".join(sorted(widest)) or "*"
-            if known is not None and self._selected.get((group, topic)) != text:
+            if known and self._selected.get((group, topic)) != text:
                 self._selected[group, topic] = text
                 lost = given_up[topic].member or "one from before the start" if topic in given_up else ""
-                for queue_id in range(known.queues):
-                    self._history.subscribed(group, topic, queue_id, text, lost=lost, broker=self._name)
+                for queue in known:
+                    self._history.subscribed(group, topic, queue.queue_id, text, lost=lost, broker=queue.broker)
 
     def filters_restored(self, filters: Iterable[tuple[str, str]]) -> None:
         """Groups and topics whose widest filter counts again after a start."""
@@ -196,7 +196,7 @@ class Recording:
             self._history.recovered(self._at(group, queue, -1), clean=self._clean, alive=self._alive)
 
     def _at(self, group: str, queue: MessageQueue, offset: int) -> Place:
-        return Place(group, queue.topic, queue.queue_id, offset, self._name)
+        return Place(group, queue.topic, queue.queue_id, offset, queue.broker)
 
     def _line(self, group: str, queue: MessageQueue, owner: str, epoch: Epoch) -> LeaseLine:
-        return LeaseLine(group, queue.topic, queue.queue_id, owner, epoch, self._name)
+        return LeaseLine(group, queue.topic, queue.queue_id, owner, epoch, queue.broker)

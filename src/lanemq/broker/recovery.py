@@ -77,7 +77,7 @@ def recovered(
     producers.restore(map(restored_producer, state.producers()), now=clock.now())
     report = _replay_log(store, producers)
 
-    progress = ProgressKeeper(table, rows, StoredQueues(store, topics, options.name), row_thread, clock)
+    progress = ProgressKeeper(table, rows, StoredQueues(store), row_thread, clock)
     _cut_progress(store, table, rows, clean=report.clean)
     recording.lanes_restored(lane for each in table.parked() for lane in each.lanes.values())
     store.retention.begin(now=clock.now(), ages=state.ages())

@@ -40,6 +40,12 @@ class NextBody(Body):
     """How many messages to return at most; 0: only a report."""
 
 
+class NextOffsets(Body):
+    """Answers LANE_PARK_NEXT and LANE_PARKED_SHOW of a coordinator, which has no messages: where the next ones are."""
+
+    offsets: list[int] = field(default_factory=list)
+
+
 class LaneBody(Body):
     """Selects lanes: LANE_PARKED (4204), LANE_PARKED_SHOW (4205), LANE_PARKED_REDRIVE (4206),
     LANE_PARKED_DISCARD (4207). Empty or -1: any."""

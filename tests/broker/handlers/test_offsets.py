@@ -6,6 +6,7 @@ from tests.broker.raw_client import BROKER, RawClient
 from tests.broker.running import ManualClock, RunningBroker
 
 from lanemq.broker.handlers import offsets
+from lanemq.broker.storage import progress_keeper
 from lanemq.wire.codes import RequestCode, ResponseCode
 
 
@@ -50,7 +51,7 @@ def test_a_new_stock_group_does_not_start_at_a_message_of_long_ago(
     raw: RawClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raw.send("T", b"x" * 1000)
-    monkeypatch.setattr(offsets, "NEAR_BYTES", 2000)
+    monkeypatch.setattr(progress_keeper, "NEAR_BYTES", 2000)
     assert stored_offset(raw) == 0
     raw.send("T", b"x" * 3000)
     assert stored_offset(raw) is None

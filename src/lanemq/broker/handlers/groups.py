@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from lanemq.broker.context import BrokerContext, ConnectedClient
+from lanemq.broker.context import ConnectedClient, GroupContext
 from lanemq.broker.dispatch import Handler, answer, answer_code, answer_saved
-from lanemq.broker.group_rules import free_progress, members_changed
+from lanemq.broker.group_rules import free_progress, members_changed, use_groups
 from lanemq.broker.long_answers import LongAnswers, Steps
 from lanemq.core.brokering.lock_table import MIN_LEASE_MS
 from lanemq.core.brokering.lost_members import LostFilter, shown_member
@@ -19,7 +19,7 @@ from lanemq.core.brokering.quotas import MAX_CLIENT_ID_CHARS, MAX_HEARTBEAT_NAME
 from lanemq.core.brokering.refusals import RefusalReason
 from lanemq.core.brokering.tag_filters import ALL, shown
 from lanemq.model.errors import BrokerRefused, GroupNotFound, LaneError, StorageError
-from lanemq.model.names import check_group, check_topic, retry_topic
+from lanemq.model.names import check_group, check_topic
 from lanemq.model.units import Millis
 from lanemq.net.address import Address
 from lanemq.net.peer import Peer
@@ -77,7 +77,7 @@ class _Heartbeat(NamedTuple):
 class GroupHandler:
     """Requests 34, 35, 38, 46, 200, 201, 204, 207, 328 and 352."""
 
-    def __init__(self, parts: BrokerContext, answers: LongAnswers) -> None:
+    def __init__(self, parts: GroupContext, answers: LongAnswers) -> None:
         self._parts = parts
         self._answers = answers
         self._producers: dict[str, dict[ConnectionId, _Producer]] = {}
@@ -124,7 +124,7 @@ class GroupHandler:
             client = f"{request.language[:32]} client at {peer.remote.host}"
             self._warnings.warn(peer.remote.host, f"a heartbeat of a {client} is refused: {error}")
             raise
-        if sum(self._parts.topics.get(retry_topic(name)) is None for name in beat.groups) > NEW_AT_ONCE:
+        if sum(map(self._parts.queues.lacks_retry_topic, beat.groups)) > NEW_AT_ONCE:
             self._answers.begin(peer, request, self._join_steps(peer, request, beat), in_order=True)
         else:
             for _ in self._join_steps(peer, request, beat):
@@ -138,7 +138,7 @@ class GroupHandler:
         """
         for name, group in beat.groups.items():
             if group.message_model != BROADCASTING:
-                self._parts.topic_keeper.take(self._parts.topics.ensure_retry(name))
+                self._parts.queues.ensure_retry_topic(name)
                 yield
         changes, charges = self._join(peer, request, beat), self._parts.charges
         counted = charges.take_if_free(Quota.ROWS, peer, request)
@@ -181,7 +181,7 @@ class GroupHandler:
         self._warn_of_filters(beat.groups)
         for name in changes.groups:
             if (queues := self._parts.members.retry_queues(name)) > 1:
-                self._parts.topic_keeper.take(self._parts.topics.ensure_retry(name, queues))
+                self._parts.queues.ensure_retry_topic(name, queues)
         return changes
 
     def _warn_of_filters(self, groups: Mapping[str, GroupHeartbeat]) -> None:
@@ -243,7 +243,7 @@ class GroupHandler:
         seats = members.seats_with(connection, client_id, groups) + len(sending.union(producers))
         charges.take_in_all(Quota.SEATS, peer, request, seats)
         try:
-            charges.use_groups(peer, request, groups)
+            use_groups(self._parts, peer, request, groups)
         except BrokerRefused:
             charges.take_in_all(Quota.SEATS, peer, request, before)
             raise
@@ -314,7 +314,7 @@ class GroupHandler:
         settings = SubscriptionGroupConfig.of_request(request.body)
         group = check_group(settings.group_name)
         text = settings.encode().decode()
-        self._parts.charges.use_groups(peer, request, (group,))
+        use_groups(self._parts, peer, request, (group,))
         self._parts.charges.take(Quota.ROWS, peer, request)
 
         def saved(_: object, error: StorageError | None) -> None:

@@ -16,8 +16,9 @@ from collections.abc import Callable, Container, Iterator, Sequence
 
 import msgspec
 
-from lanemq.broker.context import BrokerContext
+from lanemq.broker.context import GroupContext
 from lanemq.broker.dispatch import Handler, answer, answer_error
+from lanemq.broker.group_rules import use_groups
 from lanemq.broker.long_answers import LongAnswers, Steps
 from lanemq.broker.storage.checkpoints import lease_row
 from lanemq.core.brokering.lock_table import MIN_LEASE_MS, Lease, LockGrant, Refusal, SavedLease
@@ -56,7 +57,7 @@ _NUMBER = re.compile("[0-9]{1,18}")
 class LockHandler:
     """Requests 41 and 42, and LaneMQ's own list of leases."""
 
-    def __init__(self, parts: BrokerContext, answers: LongAnswers) -> None:
+    def __init__(self, parts: GroupContext, answers: LongAnswers) -> None:
         self._parts = parts
         self._answers = answers
         self._unsaved: dict[tuple[str, MessageQueue], SavedLease] = {}
@@ -80,7 +81,7 @@ class LockHandler:
             return
         queues = self._existing(body.mq_set)
         if queues:
-            self._parts.charges.use_groups(peer, request, (body.consumer_group,))
+            use_groups(self._parts, peer, request, (body.consumer_group,))
             self._charge_new(peer, request, body.consumer_group, queues)
             # `_save` takes it, if there is a row to save.
             self._parts.charges.refuse_if_taken(Quota.ROWS, peer, request)
@@ -186,21 +187,27 @@ class LockHandler:
         return lease._replace(expires_at=until, changed=lease.changed or lease.queue in new)
 
     def _existing(self, named: Sequence[QueueBody]) -> list[MessageQueue]:
-        """The queues that there are. Others are left out of the answer, as if another member held them.
+        """The queues that exist. Others are left out of the answer, as if another member held them.
 
         Otherwise leases could grow without bound, and a queue under two broker names could have two owners.
         """
-        return [each.queue for each in named if self._parts.queue_log.has(each.queue)]
+        return [each.queue for each in named if self._parts.queues.has(each.queue)]
 
     def _grantable(self, group: str, client_id: str, queues: list[MessageQueue]) -> list[MessageQueue]:
-        """Without queues that the client may not take, because another member of the group reads more of the topic.
+        """Without queues that the client may not take: another member of the group reads more of the topic, or the
+        queue may get no new owner now.
 
         It keeps what it has until its handlers have ended and it gives the queue back.
         """
         waits = {
             topic for topic in {each.topic for each in queues} if self._parts.members.waits(group, topic, client_id)
         }
-        return [each for each in queues if each.topic not in waits or self._owner(group, each) == client_id]
+        free = self._parts.queues.grantable
+        return [
+            each
+            for each in queues
+            if (each.topic not in waits and free(group, each)) or self._owner(group, each) == client_id
+        ]
 
     def _owner(self, group: str, queue: MessageQueue) -> str | None:
         last = self._parts.locks.latest(group, queue)

@@ -1,4 +1,4 @@
-"""Offsets: what a group has committed, and where a queue begins and ends.
+"""Offsets that groups have committed.
 
 A commit that carries an epoch is refused once the queue has another owner. One without (from a stock client) is stored
 as RocketMQ does, except that a member that does not own the queue cannot move the offset back. A LaneMQ member that
@@ -7,9 +7,9 @@ owns the queue may also report what it finished above the offset.
 
 import logging
 
-from lanemq.broker.context import BrokerContext
+from lanemq.broker.context import GroupContext
 from lanemq.broker.dispatch import Handler, answer, answer_code
-from lanemq.broker.group_rules import existing_queue, ownership, queue_of
+from lanemq.broker.group_rules import ownership, use_groups
 from lanemq.core.brokering.lock_table import Stale, Unowned
 from lanemq.core.brokering.queue_progress import (
     OFFSET_BYTES,
@@ -22,7 +22,6 @@ from lanemq.core.brokering.queue_progress import (
 )
 from lanemq.core.brokering.quotas import Quota
 from lanemq.core.finished_ranges import FinishedRanges
-from lanemq.log.reading import Boundary
 from lanemq.model.errors import OffsetNotFound
 from lanemq.model.names import check_group, check_topic
 from lanemq.model.queue import MessageQueue
@@ -31,41 +30,35 @@ from lanemq.net.peer import Peer
 from lanemq.wire.bodies import LaneProgress
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
-from lanemq.wire.headers import QueryOffsetHeader, QueueHeader, SearchOffsetHeader, UpdateOffsetHeader
+from lanemq.wire.headers import QueryOffsetHeader, UpdateOffsetHeader
 from lanemq.wire.lane_fields import LANE_CLIENT, LANE_IGNORED
 
 log = logging.getLogger(__name__)
 
-NEAR_BYTES = 1024 * 1024 * 1024
-"""Size of the log behind a queue's first message up to which a new stock group starts there."""
-
 
 class OffsetHandler:
-    """Requests 14, 15, 29, 30, 31, 32."""
+    """Requests 14 and 15."""
 
-    def __init__(self, parts: BrokerContext) -> None:
+    def __init__(self, parts: GroupContext) -> None:
         self._parts = parts
 
     def table(self) -> dict[int, Handler]:
         return {
             RequestCode.QUERY_CONSUMER_OFFSET: self._query,
             RequestCode.UPDATE_CONSUMER_OFFSET: self._commit,
-            RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: self._search,
-            RequestCode.GET_MAX_OFFSET: self._max,
-            RequestCode.GET_MIN_OFFSET: self._min,
-            RequestCode.GET_EARLIEST_MSG_STORETIME: self._earliest,
         }
 
     def _query(self, peer: Peer, request: Command) -> None:
         header = QueryOffsetHeader.from_ext(request.ext)
         check_group(header.consumer_group)
         check_topic(header.topic)
-        progress = self._parts.progress.at(header.consumer_group, queue_of(self._parts, header))
+        queue = self._parts.queues.named(header.topic, header.broker_name, header.queue_id)
+        progress = self._parts.progress.at(header.consumer_group, queue)
         offset = progress.offset
         if offset is None and self._parts.recording.on:
             self._parts.recording.nothing_found(progress.group, progress.queue)
         if offset is None and LANE_CLIENT not in request.ext and header.set_zero_if_not_found is not False:
-            offset = self._start_of_new_group(header.topic, header.queue_id)
+            offset = self._start_of_new_group(queue)
         if offset is None and header.set_zero_if_not_found:
             offset = QueueOffset(0)
         if offset is None:
@@ -78,27 +71,25 @@ class OffsetHandler:
         body = LaneProgress(lane_finished=finished).encode() if finished else b""
         answer(peer, request, {"offset": str(offset)}, body)
 
-    def _start_of_new_group(self, topic: str, queue_id: int) -> QueueOffset | None:
+    def _start_of_new_group(self, queue: MessageQueue) -> QueueOffset | None:
         """The start of a new stock group: 0 while the queue is empty or its first message is recent, as in RocketMQ 4.
 
         Its users rely on it: a consumer that starts "from last" right after the first messages were sent gets them. For
         an empty queue, "not found" would lose messages: the client would then ask for the queue's end, and skip what
         arrived before that. (RocketMQ answers so since 5.1.) LaneMQ's own clients name their start explicitly.
         """
-        store = self._parts.store
-        low, _ = store.bounds(topic, queue_id)
-        if low > 0 or store.unread_below(topic, queue_id, 0, store.log_end - NEAR_BYTES):
-            return None
-        return QueueOffset(0)
+        return QueueOffset(0) if self._parts.queue_log.is_young(queue) else None
 
     def _commit(self, peer: Peer, request: Command) -> None:
         header = UpdateOffsetHeader.from_ext(request.ext)
-        check_topic(header.topic)
-        group, queue = check_group(header.consumer_group), existing_queue(self._parts, header)
+        check_group(header.consumer_group)
+        group, topic = header.consumer_group, check_topic(header.topic)
+        # One that does not exist is refused: its offset would outlive a deleted topic.
+        queue = self._parts.queues.existing(topic, header.broker_name, header.queue_id)
         verdict = ownership(self._parts, peer, group, queue, header)
         stock = header.lane_epoch is None
         offset, progress = QueueOffset(header.commit_offset), self._parts.progress.at(group, queue)
-        self._parts.charges.use_groups(peer, request, (group,))
+        use_groups(self._parts, peer, request, (group,))
         finished = self._finished(request, queue, offset) if request.body and not stock else None
         finished = self._charged(peer, request, progress, finished)
         outcome = progress.commit(offset, kind=kind_of(verdict, stock=stock), finished=finished)
@@ -151,29 +142,3 @@ class OffsetHandler:
         text = LaneProgress.of_request(request.body).lane_finished
         _, end = self._parts.queue_log.bounds(queue)
         return FinishedRanges.decode(text, offset).below(end)
-
-    def _search(self, peer: Peer, request: Command) -> None:
-        header = SearchOffsetHeader.from_ext(request.ext)
-        check_topic(header.topic)
-        boundary = Boundary.UPPER if header.boundary_type == "UPPER" else Boundary.LOWER
-        offset = self._parts.store.times.find(header.topic, header.queue_id, header.timestamp, boundary)
-        answer(peer, request, {"offset": str(offset)})
-
-    def _max(self, peer: Peer, request: Command) -> None:
-        header = _queue_header(request)
-        answer(peer, request, {"offset": str(self._parts.store.bounds(header.topic, header.queue_id)[1])})
-
-    def _min(self, peer: Peer, request: Command) -> None:
-        header = _queue_header(request)
-        answer(peer, request, {"offset": str(self._parts.store.bounds(header.topic, header.queue_id)[0])})
-
-    def _earliest(self, peer: Peer, request: Command) -> None:
-        header = _queue_header(request)
-        time = self._parts.store.times.earliest(header.topic, header.queue_id)
-        answer(peer, request, {"timestamp": str(-1 if time is None else time)})
-
-
-def _queue_header(request: Command) -> QueueHeader:
-    header = QueueHeader.from_ext(request.ext)
-    check_topic(header.topic)
-    return header

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from lanemq.broker.context import BrokerContext
+from lanemq.broker.context import GroupContext
 from lanemq.broker.dispatch import Handler, answer, answer_error, answer_saved
 from lanemq.broker.long_answers import LongAnswers, Steps
 from lanemq.broker.storage.progress_keeper import Records
@@ -23,7 +23,7 @@ from lanemq.model.keys import shown_key
 from lanemq.net.peer import Peer
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
-from lanemq.wire.lane_bodies import LaneBody, ParkedLaneBody, ParkedResult, ParkedTable
+from lanemq.wire.lane_bodies import LaneBody, NextOffsets, ParkedLaneBody, ParkedResult, ParkedTable
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ SortKey: TypeAlias = tuple[str, str, str, int, bool, str]
 class OperatorParkingHandler:
     """Requests 4204 to 4207."""
 
-    def __init__(self, parts: BrokerContext, answers: LongAnswers) -> None:
+    def __init__(self, parts: GroupContext, answers: LongAnswers) -> None:
         self._parts = parts
         self._keeper = parts.progress_keeper
         self._answers = answers
@@ -103,6 +103,9 @@ class OperatorParkingHandler:
     def _show_from(self, peer: Peer, request: Command, lane: ParkedLane, start: int) -> None:
         """Show messages from an offset on: from the log in slices, or copies of them from the store."""
         offsets = lane.offsets.from_offset(start, MAX_SHOWN)
+        if not self._parts.queue_log.has_records:
+            answer(peer, request, {}, NextOffsets(offsets=offsets).encode())
+            return
         below, _ = self._parts.queue_log.bounds(lane.name.queue)
 
         def found(records: Records, error: StorageError | None) -> None:
@@ -170,7 +173,7 @@ class OperatorParkingHandler:
             )
         if len(found) > 1:
             queues = ", ".join(map(str, sorted(progress.queue for progress in found)))
-            raise BrokerRefused(ResponseCode.INVALID_PARAMETER, f"that lane exists in {queues}: name one of them")
+            raise BrokerRefused(ResponseCode.INVALID_PARAMETER, f"that lane exists in queues {queues}: name one")
         return found.popitem()
 
 

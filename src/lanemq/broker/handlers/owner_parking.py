@@ -7,9 +7,9 @@ answer means that the change is on disk: the owner then lets the queue's commit 
 import logging
 from functools import partial
 
-from lanemq.broker.context import BrokerContext
+from lanemq.broker.context import GroupContext
 from lanemq.broker.dispatch import Handler, answer, answer_code, answer_error, answer_saved
-from lanemq.broker.group_rules import existing_queue, ownership
+from lanemq.broker.group_rules import ownership
 from lanemq.broker.storage.progress_keeper import Records, Saved
 from lanemq.core.brokering.lock_table import Current
 from lanemq.core.brokering.queue_progress import LaneName, ParkedLane, QueueProgress
@@ -24,7 +24,7 @@ from lanemq.net.rate_limited_log import FewLines
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import ParkHeader, ParkNextResponse
-from lanemq.wire.lane_bodies import NextBody, ParkAnswer, ParkBody
+from lanemq.wire.lane_bodies import NextBody, NextOffsets, ParkAnswer, ParkBody
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ NOT_IN_LOG = "a message that retention has deleted from the log cannot be parked
 class OwnerParkingHandler:
     """Requests 4202 and 4203."""
 
-    def __init__(self, parts: BrokerContext) -> None:
+    def __init__(self, parts: GroupContext) -> None:
         self._parts = parts
         self._keeper = parts.progress_keeper
         self._lines = FewLines(log, parts.clock)
@@ -110,6 +110,10 @@ class OwnerParkingHandler:
             answer(peer, request, ext)
             return
         offsets = lane.offsets.from_offset(lane.first, wanted)
+        if not self._parts.queue_log.has_records:
+            self._parts.recording.redriven(name, offsets[0], offsets[-1])
+            answer(peer, request, ext, NextOffsets(offsets=offsets).encode())
+            return
 
         def found(records: Records, error: StorageError | None) -> None:
             if error is not None:
@@ -141,9 +145,10 @@ class OwnerParkingHandler:
     def _owned(self, peer: Peer, request: Command) -> QueueProgress | None:
         """The progress that a request concerns; None, and refused, if its sender does not own the queue."""
         header = ParkHeader.from_ext(request.ext)
-        group, queue = check_group(header.consumer_group), existing_queue(self._parts, header)
-        if isinstance(ownership(self._parts, peer, group, queue, header), Current):
-            return self._parts.progress.at(group, queue)
+        check_group(header.consumer_group)
+        queue = self._parts.queues.existing(header.topic, header.broker_name, header.queue_id)
+        if isinstance(ownership(self._parts, peer, header.consumer_group, queue, header), Current):
+            return self._parts.progress.at(header.consumer_group, queue)
         self._parts.counters.refused_parks += 1
         remark = f"queue {queue.queue_id} of {queue.topic} was granted to another member; it decides about the lane"
         answer_code(peer, request, ResponseCode.LEASE_REFUSED, remark)

@@ -24,7 +24,6 @@ from lanemq.log.reading import ReadResult, ReadStatus
 from lanemq.model.errors import BrokerBusy, BrokerRefused, LaneError, NotAllowed, StillRebuilding, TopicNotFound
 from lanemq.model.java_hash import tag_code
 from lanemq.model.names import check_group
-from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.net.peer import Peer
 from lanemq.net.rate_limited_log import FaultLog, FewLines
@@ -234,8 +233,8 @@ class PullHandler:
 
     def _may_pull(self, pull: _Pull) -> bool:
         header = pull.header
-        progress = self._progress(header)
-        verdict = ownership(self._parts, pull.peer, progress.group, progress.queue, header)
+        queue = self._parts.queues.named(header.topic, None, header.queue_id)
+        verdict = ownership(self._parts, pull.peer, header.consumer_group, queue, header)
         if not isinstance(verdict, Stale):
             return pull.filter is None or self._skips_nothing(pull, pull.filter)
         self._parts.counters.stale_pulls += 1
@@ -273,7 +272,7 @@ class PullHandler:
             )
 
     def _progress(self, header: PullHeader) -> QueueProgress:
-        queue = MessageQueue(header.topic, self._parts.options.name, header.queue_id)
+        queue = self._parts.queues.named(header.topic, None, header.queue_id)
         return self._parts.progress.at(header.consumer_group, queue)
 
     def _read(self, pull: _Pull) -> ReadResult:

@@ -1,4 +1,4 @@
-"""Finding messages by id and by key.
+"""Finding messages by id and by key, and giving one to a member at once.
 
 Searches by key take long. One runs at a time, and users, addresses and connections take turns, so that a client waits
 for one search of each other user or address at most, however many those have asked for.
@@ -9,14 +9,21 @@ from typing import NamedTuple
 
 from lanemq.broker.context import BrokerContext
 from lanemq.broker.dispatch import Handler, answer, answer_code, answer_error
+from lanemq.broker.group_rules import relay
 from lanemq.core.brokering.fair_queue import FairQueue
 from lanemq.core.brokering.quotas import Quota
 from lanemq.model.errors import StorageError
 from lanemq.model.names import check_topic
 from lanemq.net.peer import Peer
-from lanemq.wire.admin_headers import QueryMessageHeader, QueryMessageResponse, ViewMessageHeader
+from lanemq.wire.admin_headers import (
+    ConsumeDirectlyHeader,
+    QueryMessageHeader,
+    QueryMessageResponse,
+    ViewMessageHeader,
+)
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
+from lanemq.wire.record import decode_offset_id
 
 MAX_FOUND = 64
 """RocketMQ: MessageStoreConfig.maxMsgsNumBatch."""
@@ -32,7 +39,7 @@ class _Search(NamedTuple):
 
 
 class QueryHandler:
-    """Requests 12 and 33."""
+    """Requests 12, 33 and 309."""
 
     def __init__(self, parts: BrokerContext) -> None:
         self._parts = parts
@@ -41,11 +48,22 @@ class QueryHandler:
         self._searching = False
 
     def table(self) -> dict[int, Handler]:
-        return {RequestCode.VIEW_MESSAGE_BY_ID: self._view, RequestCode.QUERY_MESSAGE: self._query}
+        return {
+            RequestCode.VIEW_MESSAGE_BY_ID: self._view,
+            RequestCode.QUERY_MESSAGE: self._query,
+            RequestCode.CONSUME_MESSAGE_DIRECTLY: self._consume_directly,
+        }
 
     def _view(self, peer: Peer, request: Command) -> None:
         position = ViewMessageHeader.from_ext(request.ext).offset
         answer(peer, request, {}, self._parts.store.read_at(position))
+
+    def _consume_directly(self, peer: Peer, request: Command) -> None:
+        """The request names a message; the member gets the message itself."""
+        header = ConsumeDirectlyHeader.from_ext(request.ext)
+        record = self._parts.store.read_at(decode_offset_id(header.msg_id or "").position)
+        ext = {**request.ext, "brokerName": self._parts.options.name}
+        relay(self._parts, peer, request, (header.consumer_group, header.client_id), ext, record)
 
     def _query(self, peer: Peer, request: Command) -> None:
         header = QueryMessageHeader.from_ext(request.ext)

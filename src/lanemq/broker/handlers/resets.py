@@ -6,29 +6,30 @@ ignored, and pulls of each queue, held ones included, are answered "offset moved
 
 from collections.abc import Callable, Container, Mapping, Sequence
 
-from lanemq.broker.context import BrokerContext
-from lanemq.broker.dispatch import Handler, answer_code, answer_saved
+from lanemq.broker.context import GroupContext
+from lanemq.broker.dispatch import Handler, answer_saved
+from lanemq.broker.group_queues import no_such_queue
+from lanemq.broker.group_rules import relay, use_groups
 from lanemq.broker.long_answers import LongAnswers, Steps
 from lanemq.core.brokering.progress_store import SavedOffset
 from lanemq.core.brokering.queue_progress import OFFSET_BYTES
 from lanemq.core.brokering.quotas import Quota
-from lanemq.model.errors import BrokerBusy, BrokerRefused, StorageError
+from lanemq.model.errors import BrokerBusy, StorageError
 from lanemq.model.names import check_group
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
 from lanemq.net.peer import Peer
-from lanemq.wire.admin_headers import ConsumeDirectlyHeader, ResetOffsetHeader, RunningInfoHeader
+from lanemq.wire.admin_headers import ResetOffsetHeader, RunningInfoHeader
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
-from lanemq.wire.record import decode_offset_id
 from lanemq.wire.stats_bodies import ResetOffsetBody
 
 
 class ResetHandler:
-    """Requests 222, 307, 309, 4208 and 4209."""
+    """Requests 222, 307, 4208 and 4209."""
 
     def __init__(
-        self, parts: BrokerContext, moved: Callable[[str, Container[tuple[str, int]]], None], answers: LongAnswers
+        self, parts: GroupContext, moved: Callable[[str, Container[tuple[str, int]]], None], answers: LongAnswers
     ) -> None:
         """`moved` is called with the group and the queues (topic, number) of every reset."""
         self._parts = parts
@@ -39,34 +40,36 @@ class ResetHandler:
         return {
             RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: self._reset,
             RequestCode.GET_CONSUMER_RUNNING_INFO: self._running_info,
-            RequestCode.CONSUME_MESSAGE_DIRECTLY: self._consume_directly,
             RequestCode.LANE_STATE: self._running_info,
             RequestCode.LANE_HELD: self._running_info,
         }
 
     def _reset(self, peer: Peer, request: Command) -> None:
         header = ResetOffsetHeader.from_ext(request.ext)
-        group, topic = check_group(header.group), self._parts.topic_keeper.existing(header.topic)
-        queues = [queue for queue in self._parts.queue_log.queues(topic.name) if _names(header, queue)]
-        if not queues:
-            raise BrokerRefused(
-                ResponseCode.INVALID_PARAMETER,
-                f"queue {header.queue_id} of topic {topic.name} does not exist: it has {topic.queues}",
-            )
-        self._parts.charges.use_groups(peer, request, (group,))
+        group = check_group(header.group)
+        queues = self._wanted(header)
+        use_groups(self._parts, peer, request, (group,))
         self._answers.begin(peer, request, self._reset_steps(peer, request, header, group, queues))
+
+    def _wanted(self, header: ResetOffsetHeader) -> Sequence[MessageQueue]:
+        """The queues that a reset concerns: one, or all of a topic."""
+        queues = self._parts.queues.readable(header.topic)
+        wanted = [queue for queue in queues if _names(header, queue)]
+        if not wanted:
+            named = self._parts.queues.named(header.topic, header.broker_name, header.queue_id or 0)
+            raise no_such_queue(named, len(queues))
+        return wanted
 
     def _reset_steps(
         self, peer: Peer, request: Command, header: ResetOffsetHeader, group: str, queues: Sequence[MessageQueue]
     ) -> Steps:
         """Find the new offset of each queue, then change all of them in one step."""
-        topic = self._parts.topic_keeper.existing(header.topic)
         targets: dict[MessageQueue, int] = {}
         for queue in queues:
             targets[queue] = self._target(header, queue)
             yield
-        if self._parts.topics.get(topic.name) != topic:
-            raise BrokerBusy(ResponseCode.SYSTEM_BUSY, f"topic {topic.name} was changed just now; ask again")
+        if self._wanted(header) != queues:
+            raise BrokerBusy(ResponseCode.SYSTEM_BUSY, f"topic {header.topic} was changed just now; ask again")
         self._change(peer, request, header, group, targets)
         return None
 
@@ -100,40 +103,14 @@ class ResetHandler:
         self._parts.progress_keeper.save([SavedOffset.of(progress) for progress, _ in moved], saved)
 
     def _target(self, header: ResetOffsetHeader, queue: MessageQueue) -> int:
-        low, high = self._parts.queue_log.bounds(queue)
         if header.offset is not None and header.offset >= 0:
+            low, high = self._parts.queue_log.bounds(queue)
             return max(low, min(header.offset, high))
-        if header.timestamp < 0:
-            return high
         return self._parts.queue_log.offset_at(queue, header.timestamp)
 
     def _running_info(self, peer: Peer, request: Command) -> None:
         header = RunningInfoHeader.from_ext(request.ext)
-        self._relay(peer, request, header.consumer_group, header.client_id, request.ext, request.body)
-
-    def _consume_directly(self, peer: Peer, request: Command) -> None:
-        """The request names a message; the member gets the message itself."""
-        header = ConsumeDirectlyHeader.from_ext(request.ext)
-        record = self._parts.store.read_at(decode_offset_id(header.msg_id or "").position)
-        ext = {**request.ext, "brokerName": self._parts.options.name}
-        self._relay(peer, request, header.consumer_group, header.client_id, ext, record)
-
-    def _relay(
-        self, peer: Peer, request: Command, group: str, client_id: str, ext: dict[str, str], body: bytes
-    ) -> None:
-        """Pass a question on to a member, and its answer back."""
-        member = self._parts.notices.peer_of(group, client_id)
-        if member is None:
-            raise BrokerRefused(ResponseCode.SYSTEM_ERROR, f"the consumer <{group}> <{client_id}> is not online")
-
-        def answered(reply: Command | None) -> None:
-            if reply is None:
-                remark = f"consumer <{group}> <{client_id}> did not answer in time"
-                answer_code(peer, request, ResponseCode.CONSUME_MSG_TIMEOUT, remark)
-            else:
-                answer_code(peer, request, reply.code, reply.remark or "", reply.ext, reply.body)
-
-        self._parts.notices.ask(member, request.code, ext, body, answered, now=self._parts.clock.now())
+        relay(self._parts, peer, request, (header.consumer_group, header.client_id), request.ext, request.body)
 
 
 def _names(header: ResetOffsetHeader, queue: MessageQueue) -> bool:

@@ -25,7 +25,6 @@ from lanemq.core.brokering.progress_store import (
 )
 from lanemq.core.brokering.progress_table import Forgotten, ProgressTable
 from lanemq.core.brokering.queue_progress import LaneName, ParkedLane
-from lanemq.core.brokering.topic_table import TopicTable
 from lanemq.log.reading import Boundary, ReadStatus
 from lanemq.log.store import Store
 from lanemq.model.errors import StillRebuilding, StorageError
@@ -37,6 +36,8 @@ from lanemq.wire.record import RecordView
 
 log = logging.getLogger(__name__)
 
+NEAR_BYTES = 1024 * 1024 * 1024
+"""Size of the log behind a queue's first message up to which that is recent."""
 OFFSETS_EVERY_MS = 200
 """How often committed offsets are written. Long: a crash forgets, and so redelivers, more."""
 MAX_OFFSETS = 2_000
@@ -206,18 +207,10 @@ def _fitting(
 class StoredQueues:
     """The `QueueLog` of a broker: its own queues."""
 
-    def __init__(self, store: Store, topics: TopicTable, broker: str) -> None:
+    has_records = True
+
+    def __init__(self, store: Store) -> None:
         self._store = store
-        self._topics = topics
-        self._broker = broker
-
-    def queues(self, topic: str) -> Sequence[MessageQueue]:
-        found = self._topics.get(topic)
-        return [] if found is None else [MessageQueue(topic, self._broker, number) for number in range(found.queues)]
-
-    def has(self, queue: MessageQueue) -> bool:
-        topic = self._topics.get(queue.topic)
-        return topic is not None and queue.broker == self._broker and 0 <= queue.queue_id < topic.queues
 
     def bounds(self, queue: MessageQueue) -> tuple[int, int]:
         return self._store.bounds(queue.topic, queue.queue_id)
@@ -228,10 +221,18 @@ class StoredQueues:
         return result.data if found else None
 
     def offset_at(self, queue: MessageQueue, time: int) -> int:
+        if time < 0:
+            return self.bounds(queue)[1]
         return self._store.times.find(queue.topic, queue.queue_id, time, Boundary.LOWER)
 
     def stored_before(self, queue: MessageQueue, offset: int) -> int:
+        """Unknown is not an error: without the time, lists of progress are still right in messages while indexes are
+        rebuilt."""
         try:
             return self._store.times.last_before(queue.topic, queue.queue_id, offset) or 0
         except StillRebuilding:
             return 0
+
+    def is_young(self, queue: MessageQueue) -> bool:
+        store, (topic, _, queue_id) = self._store, queue
+        return self.bounds(queue)[0] == 0 and not store.unread_below(topic, queue_id, 0, store.log_end - NEAR_BYTES)

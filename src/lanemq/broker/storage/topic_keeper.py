@@ -195,7 +195,7 @@ class TopicKeeper:
         """The topic; raises `TopicNotFound` if there is none."""
         topic = self._table.get(name)
         if topic is None:
-            raise no_such_topic(name)
+            raise TopicNotFound(ResponseCode.TOPIC_NOT_EXIST, f"topic {name} does not exist; create it first")
         return topic
 
     def take(self, outcome: Put) -> TopicConfig:
@@ -275,7 +275,3 @@ def _encode(topic: TopicConfig) -> str:
 def restored_topic(settings: str) -> TopicConfig:
     name, reads, writes, permission, order, sys_flag, created_ms = msgspec.json.decode(settings)
     return TopicConfig(name, reads, writes, Permission(permission), TopicOrder(order), sys_flag, created_ms)
-
-
-def no_such_topic(name: str) -> TopicNotFound:
-    return TopicNotFound(ResponseCode.TOPIC_NOT_EXIST, f"topic {name} does not exist; create it first")

@@ -95,13 +95,11 @@ class ProgressStore(Protocol):
 
 
 class QueueLog(Protocol):
-    """Which queues there are, and what their log says."""
+    """What the log says about a queue."""
 
-    def queues(self, topic: str) -> Sequence[MessageQueue]:
-        """The queues of a topic; none if there is no such topic."""
-
-    def has(self, queue: MessageQueue) -> bool:
-        """Whether there is such a queue. One that is named with another broker is another queue."""
+    @property
+    def has_records(self) -> bool:
+        """False: the messages are in the log of another process, which whoever gets their offsets asks itself."""
 
     def bounds(self, queue: MessageQueue) -> tuple[int, int]:
         """The first offset that is kept, and the next one to be written."""
@@ -110,7 +108,10 @@ class QueueLog(Protocol):
         """The record at an offset; None if there is no intact one."""
 
     def offset_at(self, queue: MessageQueue, time: int) -> int:
-        """The first offset that was stored at this time or later."""
+        """The first offset that was stored at this time or later; the end for a negative time."""
 
     def stored_before(self, queue: MessageQueue, offset: int) -> int:
-        """When the last message before an offset was stored; 0 if there is none, or its time is not known now."""
+        """When the last message before an offset was stored; 0 if there is none, or if that is not known."""
+
+    def is_young(self, queue: MessageQueue) -> bool:
+        """Whether the queue is empty, or has its first message and that is recent."""
