@@ -34,51 +34,51 @@ class OfQueue(Protocol):
     def queue_id(self) -> int: ...
 
 
-def queue_of(parts: BrokerContext, header: OfQueue) -> MessageQueue:
+def queue_of(context: BrokerContext, header: OfQueue) -> MessageQueue:
     """The queue that a request names."""
-    return MessageQueue(header.topic, parts.options.name, header.queue_id)
+    return MessageQueue(header.topic, context.options.name, header.queue_id)
 
 
-def ownership(parts: BrokerContext, peer: Peer, group: str, queue: MessageQueue, claim: Claim) -> Verdict:
+def ownership(context: BrokerContext, peer: Peer, group: str, queue: MessageQueue, claim: Claim) -> Verdict:
     """Whether the sender of a request owns the queue.
 
     A LaneMQ client names its lease in the request; a stock client is known by the heartbeat of its connection.
     """
-    owner = claim.lane_client or parts.members.client_of(ConnectionId(peer.number)) or ""
+    owner = claim.lane_client or context.members.client_of(ConnectionId(peer.number)) or ""
     epoch = None if claim.lane_epoch is None else Epoch(claim.lane_epoch)
-    return parts.locks.verdict(group, queue, owner, epoch, now=parts.clock.now())
+    return context.locks.verdict(group, queue, owner, epoch, now=context.clock.now())
 
 
-def members_changed(parts: BrokerContext, groups: Collection[str], given_up: Collection[LostFilter] = ()) -> None:
+def members_changed(context: BrokerContext, groups: Collection[str], given_up: Collection[LostFilter] = ()) -> None:
     """Record what the members of changed groups select, and which lost members are given up, then notify them."""
-    for group in groups if parts.recording.on else ():
+    for group in groups if context.recording.on else ():
         lost = {each.topic: each for each in given_up if each.group == group}
-        parts.recording.selected(group, parts.members.selections(group), parts.topics, lost)
-    parts.notices.group_changed(groups)
+        context.recording.selected(group, context.members.selections(group), context.topics, lost)
+    context.notices.group_changed(groups)
 
 
-def max_retries(parts: BrokerContext, group: str, requested: int | None) -> int | None:
+def max_retries(context: BrokerContext, group: str, requested: int | None) -> int | None:
     """How often a group's message is retried: as the request says, else as the group's settings say."""
     if requested is not None and requested >= 0:
         return requested
-    settings = parts.groups.get(group)
+    settings = context.groups.get(group)
     return None if settings is None else settings.retry_max_times
 
 
-def free_progress(parts: BrokerContext, forgotten: Forgotten) -> None:
+def free_progress(context: BrokerContext, forgotten: Forgotten) -> None:
     """Free the memory of the progress of a deleted group or topic, and what it was charged with."""
-    parts.charges.shrink(Quota.OFFSETS, forgotten.groups)
-    parts.slices.begin_later(forgotten.steps)
+    context.charges.shrink(Quota.OFFSETS, forgotten.groups)
+    context.slices.begin_later(forgotten.steps)
 
 
-def free_leases(parts: BrokerContext, forgotten: ForgottenLeases) -> Epoch:
+def free_leases(context: BrokerContext, forgotten: ForgottenLeases) -> Epoch:
     """Free the memory of the leases of a deleted group or topic, and what they were charged with.
 
     Returns the floor of the epochs, which must be saved before their rows are deleted.
     """
-    parts.charges.shrink(Quota.LEASES, forgotten.groups)
-    if parts.recording.on:  # at once: in the history, the end of a lease is before the next owner's
-        parts.recording.withdrawn(row for row in forgotten.steps if row is not None)
+    context.charges.shrink(Quota.LEASES, forgotten.groups)
+    if context.recording.on:  # at once: in the history, the end of a lease is before the next owner's
+        context.recording.withdrawn(row for row in forgotten.steps if row is not None)
     else:
-        parts.slices.begin_later(forgotten.steps)
-    return parts.locks.floor
+        context.slices.begin_later(forgotten.steps)
+    return context.locks.floor
