@@ -34,7 +34,7 @@ from typing import Any
 os.environ["LANEMQ_PURE"] = "1"
 SOURCE = Path(__file__).resolve().parent.parent / "src"
 PACKAGE = str(SOURCE / "lanemq") + os.sep
-BROKER_THREADS = ("lanemq-embedded", "lanemq-log")
+BROKER_THREADS = ("lanemq-embedded", "lanemq-log", "lanemq-rows", "lanemq-search")
 IDLE_SECONDS = 3.0
 """Longer than every interval at which client and broker do something unasked, except heartbeats."""
 LEFT_OUT = ("testing/", "_fast/", "clock.py", "__init__.py")

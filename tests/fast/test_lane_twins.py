@@ -96,7 +96,7 @@ def test_runs_of_both_kinds_check_their_permit_alike(closed: bool, until: int, s
     def asked(kind: Any, permit: Any) -> tuple[bool, int]:
         permit.withdrawn = closed
         run = kind(Q, "k", (Msg(0, "k"),), 1, 1, permit, slice_end)
-        return run.may_go_on(now=now), run.usable_until
+        return run.may_continue(now=now), run.usable_until
 
     there = asked(references["LaneRun"], references["RunPermit"](Millis(until)))
     assert asked(LaneRun, RunPermit(Millis(until))) == there

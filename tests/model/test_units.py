@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from lanemq import Backoff, HoldQueue, LeaseTimes, Retry
-from lanemq.core.consuming.retry_policy import again
+from lanemq.core.consuming.retry_policy import next_attempt
 from lanemq.errors import InvalidOption
 from lanemq.model.units import parse_duration, to_millis
 from lanemq.pipelines import DeltaSink, Hold, SqliteSink, StateLimits
@@ -44,7 +44,7 @@ def test_a_duration_may_be_a_timedelta() -> None:
     second = timedelta(seconds=1)
     assert to_millis(second) == to_millis(1) == 1000
     assert Backoff(first=second, max=timedelta(minutes=1)).delay(3) == 4000
-    assert again(HoldQueue(suspend=2 * second), 1).delay == 2000
+    assert next_attempt(HoldQueue(suspend=2 * second), 1).delay == 2000
     assert Retry(2 * second).after == 2.0
     times = LeaseTimes(second, 3 * second, 5 * second, timedelta(milliseconds=800), timedelta(milliseconds=250))
     assert (times.renew_every_ms, times.broker_lease_ms, times.keep_alive_timeout_ms) == (1000, 5000, 800)

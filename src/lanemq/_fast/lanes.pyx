@@ -67,7 +67,7 @@ cdef class LaneRun:
     cdef public object key
     cdef public tuple messages
     cdef public object began
-    cdef public object given
+    cdef public object sending_back
     cdef public RunPermit permit
     cdef public Lane lane
     cdef public int64_t token
@@ -89,11 +89,11 @@ cdef class LaneRun:
     def usable_until(self):
         return self.permit.usable_until
 
-    def may_go_on(self, *, now):
-        return may_go_on(self, now)
+    def may_continue(self, *, now):
+        return may_continue(self, now)
 
 
-cdef inline bint may_go_on(LaneRun run, int64_t now) noexcept:
+cdef inline bint may_continue(LaneRun run, int64_t now) noexcept:
     cdef RunPermit permit = run.permit
     return not permit.withdrawn and now < permit.usable_until and now <= run.slice_end
 
@@ -524,7 +524,7 @@ def run_waiting(worker, handler, Py_ssize_t batch_size, now, withdrawn, times):
                 if began >= 0:
                     count_turn(&turns, time - began)
                 began = -1
-                if not may_go_on(run, time // 1000000):
+                if not may_continue(run, time // 1000000):
                     return runs, messages, withdrawn, done
                 if not done:
                     run.began = time // 1000000

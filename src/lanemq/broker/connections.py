@@ -1,4 +1,8 @@
-"""What the server calls: a client has connected, sent requests, or is gone."""
+"""What the server calls: a client has connected, sent requests, or is gone.
+
+This is where requests enter the broker. Single sends take the short way to `SendHandler.store_sends`, several at once;
+every other request is decoded and goes to the handler of its code (`dispatch`).
+"""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -18,11 +22,11 @@ StoreSends = Callable[[Peer, deque[Frame]], bool]
 
 
 class Connections:
-    """The connections of a broker."""
+    """The connections of a broker: the `Dispatcher` of its server."""
 
     def __init__(
         self,
-        parts: BrokerContext,
+        context: BrokerContext,
         handle: Handler,
         store_sends: StoreSends | None,
         pull: PullHandler,
@@ -32,34 +36,34 @@ class Connections:
         checked."""
         self._handle = handle
         self._store_sends = store_sends
-        self._parts = parts
+        self._context = context
         self._pull = pull
         self._groups = groups
 
     def connected(self, peer: Peer) -> None:
-        self._parts.notices.connected(peer)
+        self._context.notices.connected(peer)
 
     def received(self, peer: Peer, frames: deque[Frame]) -> None:
-        """Handle the first request, or the sends that can be stored together."""
+        """Handle the first request, or the single sends with which the frames begin."""
         if self._store_sends is None or not self._store_sends(peer, frames):
             self._handle(peer, decode_command(frames.popleft()))
 
     def closed(self, peer: Peer) -> None:
-        parts, connection = self._parts, ConnectionId(peer.number)
+        context, connection = self._context, ConnectionId(peer.number)
         self._pull.disconnected(peer)
         self._groups.disconnected(peer)
-        parts.notices.closed(peer)
-        client_id = parts.members.client_of(connection)
-        changes = parts.members.disconnected(connection, now=parts.clock.now())
-        if client_id is not None and not parts.members.connected(client_id):
-            parts.slices.begin(self._shorten_leases(client_id))
-        members_changed(parts, changes.groups)
+        context.notices.closed(peer)
+        client_id = context.members.client_of(connection)
+        changes = context.members.disconnected(connection, now=context.clock.now())
+        if client_id is not None and not context.members.connected(client_id):
+            context.slices.begin(self._shorten_leases(client_id))
+        members_changed(context, changes.groups)
 
     def _shorten_leases(self, client_id: str) -> Iterator[None]:
         """Let the leases of a lost client end soon, in slices: it may have a hundred thousand."""
-        parts, grace = self._parts, DISCONNECT_GRACE_MS
-        for shortened in parts.locks.disconnected(client_id, grace=grace, now=parts.clock.now()):
-            if shortened is not None and parts.recording.on:
+        context, grace = self._context, DISCONNECT_GRACE_MS
+        for shortened in context.locks.disconnected(client_id, grace=grace, now=context.clock.now()):
+            if shortened is not None and context.recording.on:
                 group, lease = shortened
-                parts.recording.locked(group, [lease])
+                context.recording.locked(group, [lease])
             yield

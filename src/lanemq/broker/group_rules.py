@@ -28,32 +28,32 @@ class Claim(Protocol):
     def lane_epoch(self) -> int | None: ...
 
 
-def use_groups(parts: GroupContext, peer: Peer, request: Command, groups: Collection[str]) -> None:
+def use_groups(context: GroupContext, peer: Peer, request: Command, groups: Collection[str]) -> None:
     """Note that groups are used; raises if one of them is not served here, or if the client uses too many."""
     for group in groups:
-        parts.admit(group)
-    parts.charges.use_groups(peer, request, groups)
+        context.admit(group)
+    context.charges.use_groups(peer, request, groups)
 
 
-def ownership(parts: GroupContext, peer: Peer, group: str, queue: MessageQueue, claim: Claim) -> Verdict:
+def ownership(context: GroupContext, peer: Peer, group: str, queue: MessageQueue, claim: Claim) -> Verdict:
     """Whether the sender of a request owns the queue.
 
     A LaneMQ client names its lease in the request; a stock client is known by the heartbeat of its connection.
     """
-    owner = claim.lane_client or parts.members.client_of(ConnectionId(peer.number)) or ""
+    owner = claim.lane_client or context.members.client_of(ConnectionId(peer.number)) or ""
     epoch = None if claim.lane_epoch is None else Epoch(claim.lane_epoch)
-    return parts.locks.verdict(group, queue, owner, epoch, now=parts.clock.now())
+    return context.locks.verdict(group, queue, owner, epoch, now=context.clock.now())
 
 
-def members_changed(parts: GroupContext, groups: Collection[str], given_up: Collection[LostFilter] = ()) -> None:
+def members_changed(context: GroupContext, groups: Collection[str], given_up: Collection[LostFilter] = ()) -> None:
     """Record what the members of changed groups select, and which lost members are given up, then notify them."""
     for group in groups if parts.recording.on else ():
         lost = {each.topic: each for each in given_up if each.group == group}
-        parts.recording.selected(group, parts.members.selections(group), parts.queues, lost)
-    parts.notices.group_changed(groups)
+        parts.recording.selected(group, context.members.selections(group), context.queues, lost)
+    context.notices.group_changed(groups)
 
 
-def max_retries(parts: GroupContext, group: str, requested: int | None) -> int | None:
+def max_retries(context: GroupContext, group: str, requested: int | None) -> int | None:
     """How often a group's message is retried: as the request says, else as the group's settings say."""
     if requested is not None and requested >= 0:
         return requested
@@ -61,27 +61,27 @@ def max_retries(parts: GroupContext, group: str, requested: int | None) -> int |
     return None if settings is None else settings.retry_max_times
 
 
-def free_progress(parts: GroupContext, forgotten: Forgotten) -> None:
+def free_progress(context: GroupContext, forgotten: Forgotten) -> None:
     """Free the memory of the progress of a deleted group or topic, and what it was charged with."""
-    parts.charges.shrink(Quota.OFFSETS, forgotten.groups)
+    context.charges.shrink(Quota.OFFSETS, forgotten.groups)
     parts.slices.begin_later(forgotten.steps)
 
 
-def free_leases(parts: GroupContext, forgotten: ForgottenLeases) -> Epoch:
+def free_leases(context: GroupContext, forgotten: ForgottenLeases) -> Epoch:
     """Free the memory of the leases of a deleted group or topic, and what they were charged with.
 
     Returns the floor of the epochs, which must be saved before their rows are deleted.
     """
-    parts.charges.shrink(Quota.LEASES, forgotten.groups)
+    context.charges.shrink(Quota.LEASES, forgotten.groups)
     if parts.recording.on:  # at once: in the history, the end of a lease is before the next owner's
         parts.recording.withdrawn(row for row in forgotten.steps if row is not None)
     else:
         parts.slices.begin_later(forgotten.steps)
-    return parts.locks.floor
+    return context.locks.floor
 
 
 def relay(
-    parts: GroupContext,
+    context: GroupContext,
     peer: Peer,
     request: Command,
     member: tuple[str, str],
@@ -90,7 +90,7 @@ def relay(
 ) -> None:
     """Pass a question on to a member, named by its group and client id, and its answer back."""
     group, client_id = member
-    found = parts.notices.peer_of(group, client_id)
+    found = context.notices.peer_of(group, client_id)
     if found is None:
         raise BrokerRefused(ResponseCode.SYSTEM_ERROR, f"the consumer <{group}> <{client_id}> is not online")
 
@@ -101,4 +101,4 @@ def relay(
         else:
             answer_code(peer, request, reply.code, reply.remark or "", reply.ext, reply.body)
 
-    parts.notices.ask(found, request.code, ext, body, answered, now=parts.clock.now())
+    context.notices.ask(found, request.code, ext, body, answered, now=context.clock.now())

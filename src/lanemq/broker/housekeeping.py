@@ -52,34 +52,34 @@ class Housekeeping:
 
     def __init__(
         self,
-        parts: BrokerContext,
+        context: BrokerContext,
         pull: PullHandler,
         checkpoints: Checkpoints,
         server: Server,
         space_reserve: SpaceReserve,
     ) -> None:
-        self._parts = parts
+        self._context = context
         self._space_reserve = space_reserve
         self._pull = pull
         self._checkpoints = checkpoints
         self._server = server
-        self._index_rebuilding = IndexRebuilding(parts.store, parts.search_thread)
+        self._index_rebuilding = IndexRebuilding(context.store, context.search_thread)
         self._pinning = Pinning(
-            parts.store, parts.progress_keeper, parts.options.max_pinned_bytes, parts.slices, parts.clock
+            context.store, context.progress_keeper, context.options.max_pinned_bytes, context.slices, context.clock
         )
         self.retiring = False
         """Whether retention looks for files that may be deleted."""
-        self._forgotten_groups = UnusedGroups(parts)
-        self._warnings = RateLimitedLog(log, parts.clock)
-        self._last: dict[str, Millis] = {"space": parts.clock.now()}
-        self._last_tick = parts.clock.now()
+        self._forgotten_groups = UnusedGroups(context)
+        self._warnings = RateLimitedLog(log, context.clock)
+        self._last: dict[str, Millis] = {"space": context.clock.now()}
+        self._last_tick = context.clock.now()
         self._paused_at = Millis(0)
         self._failed: dict[str, Millis] = {}
         """Failures of steps that were logged in the last minute, and when."""
 
     async def run(self) -> None:
         """Tick for ever."""
-        loop, delays = asyncio.get_running_loop(), self._parts.counters.loop_delay
+        loop, delays = asyncio.get_running_loop(), self._context.counters.loop_delay
         while True:
             due = loop.time() + TICK_SECONDS
             await asyncio.sleep(TICK_SECONDS)
@@ -93,39 +93,39 @@ class Housekeeping:
 
     def tick(self) -> None:
         """Run all steps that are due. A failing step must not prevent the others, such as the expiry of leases."""
-        now = self._parts.clock.now()
+        now = self._context.clock.now()
         self._step(lambda: self._pull.expire(now))
         self._step(lambda: self._expire_leases_and_members(now))
-        self._step(lambda: self._parts.saved_filters.tick(now))
-        self._step(lambda: self._parts.progress_keeper.tick(now))
+        self._step(lambda: self._context.saved_filters.tick(now))
+        self._step(lambda: self._context.progress_keeper.tick(now))
         self._step(lambda: self._checkpoints.tick(now))
         self._step(self._index_rebuilding.tick)
         self._step(lambda: self._watch_disk(now))
-        self._step(lambda: self._parts.store.retention.note_if_grown(now))
-        self._step(lambda: self._parts.notices.expire(now))
-        if self._is_time("delays", DELAYS_EVERY_MS, now) and not self._parts.group_commit.refusing:
-            self._step(self._parts.delay_delivery.tick)
+        self._step(lambda: self._context.store.retention.note_if_grown(now))
+        self._step(lambda: self._context.notices.expire(now))
+        if self._is_time("delays", DELAYS_EVERY_MS, now) and not self._context.group_commit.refusing:
+            self._step(self._context.delay_delivery.tick)
         if self._is_time("descriptors", DESCRIPTORS_EVERY_MS, now):
             self._step(self._limit_connections)
         if self._is_time("space", RESERVE_EVERY_MS, now):
             self._step(self._reserve_space)
         if self._is_time("idle", IDLE_CHECK_EVERY_MS, now):
-            self._step(lambda: self._server.close_idle(self._parts.options.idle_timeout))
+            self._step(lambda: self._server.close_idle(self._context.options.idle_timeout))
         if self._is_time("retention", RETENTION_EVERY_MS, now):
             self._step(self._retire)
         if self._is_time("deletions", DELETIONS_EVERY_MS, now):
             self._step(self._repeat_deletions)
         if self._is_time("groups", GROUPS_EVERY_MS, now):
             self._step(lambda: self._forgotten_groups.forget(now))
-        if not self._parts.options.durable:
-            self._step(lambda: self._parts.group_commit.sync_if_due(now))
+        if not self._context.options.durable:
+            self._step(lambda: self._context.group_commit.sync_if_due(now))
 
     def _step(self, step: Callable[[], None]) -> None:
         try:
             step()
         except Exception as error:
             # Not at every tick: a disk that cannot be asked would fill the log.
-            now, text = self._parts.clock.now(), f"{type(error).__name__}: {error}"
+            now, text = self._context.clock.now(), f"{type(error).__name__}: {error}"
             if now - self._failed.get(text, Millis(now - FAILURE_EVERY_MS)) >= FAILURE_EVERY_MS:
                 recent = {each: at for each, at in self._failed.items() if now - at < FAILURE_EVERY_MS}
                 self._failed = {**recent, text: now}
@@ -133,15 +133,15 @@ class Housekeeping:
 
     def _expire_leases_and_members(self, now: Millis) -> None:
         """Expire leases and members and notify their groups, so that the next owner does not wait for its own timer."""
-        members, pause = self._parts.members, Millis(now - self._last_tick)
+        members, pause = self._context.members, Millis(now - self._last_tick)
         self._last_tick = now
         if pause > PAUSE_MS:
             log.warning("the broker did not run for %.1f s: suspended, or the machine is overloaded", pause / 1000)
             members.paused(pause, now=now)
-        ended = self._parts.locks.expire(now=now)
-        self._parts.counters.leases_expired += len(ended)
-        if self._parts.recording.on:
-            self._parts.recording.expired(ended)
+        ended = self._context.locks.expire(now=now)
+        self._context.counters.leases_expired += len(ended)
+        if self._context.recording.on:
+            self._context.recording.expired(ended)
         changed, given_up = members.expire(now=now)
         self._warn_of_given_up(given_up)
         for group in changed[:MAX_LINES]:
@@ -149,11 +149,11 @@ class Housekeeping:
             log.info("group %s: a member was silent for too long and is removed; members now: %s", group, left)
         if len(changed) > MAX_LINES:
             log.info("members of %s further groups were silent for too long and are removed", len(changed) - MAX_LINES)
-        members_changed(self._parts, dict.fromkeys((*(group for group, _ in ended), *changed)), given_up)
+        members_changed(self._context, dict.fromkeys((*(group for group, _ in ended), *changed)), given_up)
 
     def _warn_of_given_up(self, given_up: Sequence[LostFilter]) -> None:
         """Warn that members with fewer tags get the queues that they kept waiting for a lost member."""
-        self._parts.counters.filters_given_up += len(given_up)
+        self._context.counters.filters_given_up += len(given_up)
         for each in given_up[:MAX_LINES]:
             log.warning(
                 "group %s: %s, which read %s with tags %r, was lost and has not come back: members with %r get "
@@ -162,7 +162,7 @@ class Housekeeping:
                 shown_member(each.member),
                 each.topic,
                 shown(each.tags),
-                shown(self._parts.members.widest(each.group, each.topic) or ALL),
+                shown(self._context.members.widest(each.group, each.topic) or ALL),
             )
         if len(given_up) > MAX_LINES:
             log.warning("members of %s further topics were lost and have not come back", len(given_up) - MAX_LINES)
@@ -170,22 +170,22 @@ class Housekeeping:
     def _watch_disk(self, now: Millis) -> None:
         """Pause sends while the disk is nearly full, and let them continue by themselves. Stop them if the folder is
         gone: the files are open, so writes would succeed, and what they write would be lost."""
-        parts, group_commit = self._parts, self._parts.group_commit
-        if (lost := parts.store.lost()) is not None:
+        context, group_commit = self._context, self._context.group_commit
+        if (lost := context.store.lost()) is not None:
             why = f"{lost}, so messages would be lost: put it back or restore a backup, then restart the broker"
             group_commit.stop_writing(WriteFailed(why))
             return
-        if parts.low_space.look(parts.store.space()):
+        if context.low_space.look(context.store.space()):
             if group_commit.paused is None:
                 # Old messages may go now instead of in a while.
                 self._step(self._retire)
             group_commit.pause(
                 DiskFull(
-                    f"the disk of {parts.options.data} has {parts.low_space.space.free >> 20} MiB left, and sends stop "
-                    f"below {parts.low_space.watermark() >> 20} MiB: free some space, or restart with a smaller "
+                    f"the disk of {context.options.data} has {context.low_space.space.free >> 20} MiB left, and sends "
+                    f"stop below {context.low_space.watermark() >> 20} MiB: free some space, or restart with a smaller "
                     f"--retention or --retention-bytes; deleting topics frees old log files that hold nothing else; "
-                    f"sends continue by themselves from {parts.low_space.needed() >> 20} MiB"
-                    f"{'' if parts.store.indexes_complete else RETENTION_WAITS}"
+                    f"sends continue by themselves from {context.low_space.needed() >> 20} MiB"
+                    f"{'' if context.store.indexes_complete else RETENTION_WAITS}"
                 )
             )
             self._paused_at = now
@@ -195,32 +195,32 @@ class Housekeeping:
 
     def reserve_at_start(self) -> None:
         """Take the reserve for `state.db`, before the row thread has anything to do."""
-        self._parts.low_space.look(self._parts.store.space())
+        self._context.low_space.look(self._context.store.space())
         self._space_reserve.take(self._reservable())
 
     def _reserve_space(self) -> None:
         """Take the reserve again if it was used, while the disk has room."""
         reserve, size = self._space_reserve, self._reservable()
         if size and reserve.possible and not reserve.held:
-            self._parts.row_thread.submit(lambda: reserve.take(size), _ignored)
+            self._context.row_thread.submit(lambda: reserve.take(size), _ignored)
 
     def _reservable(self) -> int:
         """The size of the reserve; 0 if the disk has no room for it."""
-        low_space = self._parts.low_space
+        low_space = self._context.low_space
         size = reserve_bytes(low_space.watermark())
         return size if low_space.space.free > low_space.needed() + size else 0
 
     def _limit_connections(self) -> None:
         """Leave enough descriptors for the files, as their number and the limit of the process change."""
-        parts, server = self._parts, self._server
-        if server.limit_connections(parts.reserve.connections()):
-            parts.in_force = {**parts.in_force, **server.limits.in_force()}
-        if (problem := parts.reserve.problem()) is not None:
+        context, server = self._context, self._server
+        if server.limit_connections(context.reserve.connections()):
+            context.in_force = {**context.in_force, **server.limits.in_force()}
+        if (problem := context.reserve.problem()) is not None:
             self._warnings.warn("descriptors", problem)
 
     def _repeat_deletions(self) -> None:
         """Free what deleted topics have left in the log, then write deletions that a full disk did not take."""
-        keeper = self._parts.topic_keeper
+        keeper = self._context.topic_keeper
         if keeper.unfinished_deletions:
             self._retire()
             for name in keeper.unfinished_deletions:
@@ -230,21 +230,21 @@ class Housekeeping:
         """Look for log files to delete, in slices: there may be many parked lanes, groups and queues."""
         if not self.retiring:
             self.retiring = True
-            self._parts.slices.begin(self._retire_steps(self._parts.clock.now()))
+            self._context.slices.begin(self._retire_steps(self._context.clock.now()))
 
     def _retire_steps(self, now: Millis) -> Iterator[None]:
-        parts, store = self._parts, self._parts.store
+        context, store = self._context, self._context.store
         try:
-            yield from parts.producers.expire(now=now)
+            yield from context.producers.expire(now=now)
             if not store.indexes_complete:
                 return
-            yield from parts.unread.warn(now)
+            yield from context.unread.warn(now)
             lost: Unread | None = None
-            with parts.progress.watching() as changes:
+            with context.progress.watching() as changes:
                 expired = yield from store.expired(now)
                 count = yield from self._pinning.deletable(expired, changes)
                 while count:
-                    lost = yield from parts.unread.below(store.start_after(count))
+                    lost = yield from context.unread.below(store.start_after(count))
                     # Without a pause from here on: what was counted holds when the log is cut.
                     free = self._pinning.still_deletable(count, changes)
                     if free == count:
@@ -252,7 +252,7 @@ class Housekeeping:
                     count = free
                 self._delete(store.retire(now, count))
             if count and lost is not None:
-                yield from parts.unread.lose(lost, now)
+                yield from context.unread.lose(lost, now)
         except Exception:
             log.exception("housekeeping failed")
         finally:
@@ -260,18 +260,18 @@ class Housekeeping:
 
     def _delete(self, retired: Sequence[Segment]) -> None:
         """Delete the files of retired segments, once no search reads them."""
-        store, thread = self._parts.store, self._parts.thread
+        store, thread = self._context.store, self._context.thread
         if not retired:
             return
         log.info("retention deletes %s log files", len(retired))
-        if self._parts.recording.on:
-            self._parts.recording.trimmed({queue: store.bounds(*queue)[0] for queue in store.queues()})
+        if self._context.recording.on:
+            self._context.recording.trimmed({queue: store.bounds(*queue)[0] for queue in store.queues()})
 
         def forgotten(_: object, error: StorageError | None) -> None:
             _log_failure(_, error)
             thread.submit(lambda: store.delete_retired(retired), _log_failure)
 
-        self._parts.search_thread.submit(lambda: store.forget_keys(retired), forgotten)
+        self._context.search_thread.submit(lambda: store.forget_keys(retired), forgotten)
 
     def _is_time(self, what: str, every: int, now: Millis) -> bool:
         if now - self._last.get(what, Millis(0)) < every:
@@ -288,22 +288,22 @@ def _log_failure(_: object, error: StorageError | None) -> None:
 class UnusedGroups:
     """Forgets groups that were not used for long: names that a client once invented would stay for ever."""
 
-    def __init__(self, parts: BrokerContext) -> None:
-        self._parts = parts
+    def __init__(self, context: BrokerContext) -> None:
+        self._context = context
         self._forgetting = False
 
     def forget(self, now: Millis) -> None:
         """Forget the groups that are due, in slices: each may have a hundred thousand leases."""
         if not self._forgetting:
             self._forgetting = True
-            self._parts.slices.begin(self._steps(now))
+            self._context.slices.begin(self._steps(now))
 
     def _steps(self, now: Millis) -> Iterator[None]:
         """Look at one group in each step, at up to `MAX_FORGOTTEN`; the next call takes the others.
 
         Each step asks anew which group is due: one that is used in between is not due any more.
         """
-        use, expiry = self._parts.charges.group_use, to_millis(self._parts.options.group_expiry)
+        use, expiry = self._context.charges.group_use, to_millis(self._context.options.group_expiry)
         names_until, kept_until = Millis(now - min(UNUSED_NAME_MS, expiry)), Millis(now - expiry)
         try:
             for _ in range(MAX_FORGOTTEN):
@@ -322,36 +322,36 @@ class UnusedGroups:
 
         `kept_for` is how long it was kept already; None: offsets and leases are a reason to keep it for longer.
         """
-        parts, use = self._parts, self._parts.charges.group_use
-        if parts.members.members(group) or group in parts.groups or parts.progress.lane_bytes(group):
+        context, use = self._context, self._context.charges.group_use
+        if context.members.members(group) or group in context.groups or context.progress.lane_bytes(group):
             use.used(group, now)
-        elif parts.traffic.group_moved(group, UNUSED_NAME_MS, now=now):
+        elif context.traffic.group_moved(group, UNUSED_NAME_MS, now=now):
             use.used(group, now)  # readers that choose their own offsets pull without being members
         elif kept_for is not None:
             log.warning("group %s was not used for %s s: its offsets are deleted", group, kept_for // 1000)
             self._forget(group)
-        elif parts.progress.has_group(group) or parts.locks.holds_any(group, now=now):
+        elif context.progress.has_group(group) or context.locks.holds_any(group, now=now):
             use.keep(group)
         else:
             self._forget(group)
 
     def _forget(self, group: str) -> None:
-        parts = self._parts
-        parts.charges.forget_group(group)
-        parts.traffic.forget_group(group)
-        free_progress(parts, parts.progress_keeper.forget_group(group))
-        floor, state = free_leases(parts, parts.locks.forget_group(group)), parts.state
+        context = self._context
+        context.charges.forget_group(group)
+        context.traffic.forget_group(group)
+        free_progress(context, context.progress_keeper.forget_group(group))
+        floor, state = free_leases(context, context.locks.forget_group(group)), context.state
 
         def delete() -> None:
             state.delete_group(group)
             state.forget_group_leases(group, floor)
 
-        parts.row_thread.submit_rows(state, delete, _log_failure)
+        context.row_thread.submit_rows(state, delete, _log_failure)
         retry = retry_topic(group)
-        if parts.topics.get(retry) is not None and not any(parts.store.bounds(retry, 0)):
-            parts.topic_keeper.delete(retry)
-            parts.charges.shrink(Quota.QUEUES, (retry,))
-            parts.topic_keeper.forget(retry, _nothing, _nothing)
+        if context.topics.get(retry) is not None and not any(context.store.bounds(retry, 0)):
+            context.topic_keeper.delete(retry)
+            context.charges.shrink(Quota.QUEUES, (retry,))
+            context.topic_keeper.forget(retry, _nothing, _nothing)
 
 
 def _nothing(_: object = None) -> None:

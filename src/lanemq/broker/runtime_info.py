@@ -49,17 +49,17 @@ LATENCY_NAMES = (
 
 
 def runtime_info(
-    parts: BrokerContext, started: Millis, samples: Sequence[MetricSample]
+    context: BrokerContext, started: Millis, samples: Sequence[MetricSample]
 ) -> Generator[None, None, dict[str, str]]:
     """The table that answers GET_BROKER_RUNTIME_INFO, in steps; `started` is the monotonic time of the broker's start.
 
     It has as many figures as the broker has topics and groups.
     """
     texts = yield from _as_texts(samples)
-    now, traffic, store, commit = parts.clock.now(), parts.traffic, parts.store, parts.group_commit
+    now, traffic, store, commit = context.clock.now(), context.traffic, context.store, context.group_commit
     age = now - started
-    total, free, used = _disk(parts)
-    booted, rebuild = str(parts.clock.wall() - age), store.rebuild
+    total, free, used = _disk(context)
+    booted, rebuild = str(context.clock.wall() - age), store.rebuild
     levels = {level: store.bounds(SCHEDULE_TOPIC, level - 1)[1] for level in range(1, MAX_LEVEL + 1)}
     return {
         **CONSTANT,
@@ -80,21 +80,21 @@ def runtime_info(
         "consumeQueueDiskRatio": used,
         # Sends wait for the disk, limited by their bytes. Other requests are answered when they are read.
         "sendThreadPoolQueueSize": str(commit.pending_bytes),
-        "sendThreadPoolQueueCapacity": str(parts.options.max_pending_bytes),
+        "sendThreadPoolQueueCapacity": str(context.options.max_pending_bytes),
         "sendThreadPoolQueueHeadWaitTimeMills": str(commit.longest_wait(now)),
         # For each delay level that was used: the next message to deliver, and the end of its queue.
-        **{f"scheduleMessageOffset_{n}": f"{parts.delays.next_offset(n)},{end}" for n, end in levels.items() if end},
+        **{f"scheduleMessageOffset_{n}": f"{context.delays.next_offset(n)},{end}" for n, end in levels.items() if end},
         "laneReadOnly": str(commit.failure or "false"),
         "lanePaused": str(commit.paused or "false"),
-        **{f"laneRefused_{reason.value}": str(n) for reason, n in parts.counters.refusals.counts.items()},
+        **{f"laneRefused_{reason.value}": str(n) for reason, n in context.counters.refusals.counts.items()},
         **texts,
     }
 
 
-def _disk(parts: BrokerContext) -> tuple[int, int, str]:
+def _disk(context: BrokerContext) -> tuple[int, int, str]:
     """Size, free bytes and used share of the disk. If it cannot be asked, as RocketMQ: no size, and a share of -1."""
     try:
-        total, _, free = shutil.disk_usage(parts.options.data)
+        total, _, free = shutil.disk_usage(context.options.data)
     except OSError:
         return 0, 0, "-1.0"
     return total, free, str((total - free) / total)

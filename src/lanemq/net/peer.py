@@ -2,8 +2,12 @@
 
 It is an asyncio protocol, not streams: one read of the socket may hold hundreds of requests, and their replies leave in
 one write (`net/outbox`). Handlers run in the read callback itself, for one slice (`net/loop_slices`); what is left
-waits for the next one. A handler that must wait (a durable send, a long poll) keeps
-the peer and replies later. There is no task, future or timer per request.
+waits for the next one. A handler that must wait (a durable send, a long poll) keeps the peer and replies later. There
+is no task, future or timer per request.
+
+Two things make a peer's requests wait. It may have used up its slice: then it is in line for the next one
+(`_waits_for_slice`). Or it may not be served at all for now (`_is_paused`): it does not read its replies, a handler
+holds it, or the connection is closing. Nothing is read from its socket meanwhile.
 """
 
 import asyncio
@@ -43,7 +47,10 @@ CLOSE_SECONDS = 5.0
 
 
 class Reads(Protocol):
-    """Called before and after the server handles one socket read. Every `begin` is followed by an `end`."""
+    """Called before and after the server handles the requests of one socket read, always in pairs.
+
+    The broker's group commit is one: at the end of a read it knows whether other sends may join the next group.
+    """
 
     def begin(self) -> None: ...
 
@@ -121,7 +128,7 @@ class Peer(asyncio.BufferedProtocol):
     """Its address or network (`origin_of`): limits of an address count by it."""
 
     _cut_off: asyncio.TimerHandle | None = None
-    _answered = 0
+    _reply_bytes = 0
     """Bytes of replies since its last read began. Those of earlier reads do not count: a thousand small ones that were
     made later, as those of sends are, would look like a large one."""
 
@@ -168,7 +175,7 @@ class Peer(asyncio.BufferedProtocol):
             self._server.outbox.add(self._flush)
         self._outgoing.append(frame)
         self._outgoing_bytes += len(frame)
-        self._answered += len(frame)
+        self._reply_bytes += len(frame)
         if self._outgoing_bytes > CROWDED_BYTES and (self._outgoing_bytes > FLUSH_BYTES or self._server.crowded):
             self._flush()
 
@@ -199,17 +206,17 @@ class Peer(asyncio.BufferedProtocol):
         self.close(f"not RocketMQ's protocol: {error}")
 
     def hold(self) -> None:
-        """Handle no further request of this peer until `release`, because one takes long and must come first."""
+        """Handles no further request of this peer until `release`, because one takes long and must come first."""
         self._held = True
         self._read_or_wait()
 
     def hold_for(self, seconds: float) -> None:
-        """Handle no further request of this peer for a while. It must not be held already."""
+        """Handles no further request of this peer for a while. It must not be held already."""
         self.hold()
         self._server.loop.call_later(seconds, self.release)
 
     def release(self) -> None:
-        """Go on with the requests of this peer."""
+        """Continues with the requests of this peer."""
         self._held = False
         if self.is_open:
             self._server.loop.call_soon(self._continue)
@@ -272,6 +279,31 @@ class Peer(asyncio.BufferedProtocol):
         if not self._closing:
             self._handle(data, 0)
 
+    def pause_writing(self) -> None:
+        self.reads_slowly = True
+        self._read_or_wait()
+
+    def resume_writing(self) -> None:
+        self.reads_slowly = False
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)  # it may have been lowered
+        if self.is_open:
+            # Later: a handler that replies would write from inside the transport's own write.
+            self._server.loop.call_soon(self._continue)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.is_open = False
+        if self._cut_off is not None:
+            self._cut_off.cancel()
+        self._drop_received()
+        self._outgoing.clear()
+        self._server.forget(self)
+
+    # handling requests
+
     def _take_slice(self, end: int) -> bool:
         """Handles requests that waited for a slice, until `end`; whether there are more."""
         self._waits_for_slice = False
@@ -284,7 +316,7 @@ class Peer(asyncio.BufferedProtocol):
         `end` is the end of the slice; 0: it begins now.
         """
         reads, worked = self._server.reads, False
-        self._answered = 0
+        self._reply_bytes = 0
         with self._server.outbox:
             reads.begin()
             try:
@@ -301,7 +333,7 @@ class Peer(asyncio.BufferedProtocol):
             finally:
                 reads.end(self.number)
         if worked:
-            self._cost.add(self._answered)
+            self._cost.add(self._reply_bytes)
 
     def _receive(self, read: int | bytes) -> list[Frame]:
         frames = received(self._decoder, read) if isinstance(read, int) else self._decoder.feed(read)
@@ -327,7 +359,7 @@ class Peer(asyncio.BufferedProtocol):
         is_first = not end
         if is_first and len(incoming) > 1:
             end = slices.end()
-        while incoming and not self._waits:
+        while incoming and not self._is_paused:
             try:
                 received(self, incoming)
             except BadHeader as error:
@@ -344,6 +376,17 @@ class Peer(asyncio.BufferedProtocol):
         self._slices = 0
         self._read_or_wait()
 
+    def _continue(self) -> None:
+        if not self.is_open or self._waits_for_slice:
+            return
+        if self._incoming and self._must_wait:
+            self._wait_in_line()
+            return
+        try:
+            self._work()
+        except ProtocolError as error:
+            self._close_other_protocol(error)
+
     def _wait_in_line(self) -> None:
         self._wait_for_slice()
         self._server.slices.add(self._take_slice)
@@ -357,6 +400,8 @@ class Peer(asyncio.BufferedProtocol):
         if error.opaque is None:
             raise error
         self.send(encode_response(error.opaque, ResponseCode.SYSTEM_ERROR, remark=str(error)))
+
+    # what the server and the handlers ask
 
     @property
     def closing(self) -> bool:
@@ -381,47 +426,13 @@ class Peer(asyncio.BufferedProtocol):
         return CROWDED_BYTES if self._server.crowded else MAX_FRAME_BYTES
 
     @property
-    def _waits(self) -> bool:
+    def _is_paused(self) -> bool:
         return self.reads_slowly or self._held or self._stopped or self._closing
 
     def _read_or_wait(self) -> None:
         if self._transport is None or self._transport.is_closing():
             return
-        if self._waits or self._waits_for_slice:
+        if self._is_paused or self._waits_for_slice:
             self._transport.pause_reading()
         else:
             self._transport.resume_reading()
-
-    def pause_writing(self) -> None:
-        self.reads_slowly = True
-        self._read_or_wait()
-
-    def resume_writing(self) -> None:
-        self.reads_slowly = False
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)  # it may have been lowered
-        if self.is_open:
-            # Later: a handler that replies would write from inside the transport's own write.
-            self._server.loop.call_soon(self._continue)
-
-    def _continue(self) -> None:
-        if not self.is_open or self._waits_for_slice:
-            return
-        if self._incoming and self._must_wait:
-            self._wait_in_line()
-            return
-        try:
-            self._work()
-        except ProtocolError as error:
-            self._close_other_protocol(error)
-
-    def eof_received(self) -> bool:
-        return False
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self.is_open = False
-        if self._cut_off is not None:
-            self._cut_off.cancel()
-        self._drop_received()
-        self._outgoing.clear()
-        self._server.forget(self)

@@ -159,14 +159,14 @@ class EmbeddedBroker:
 
 async def _crash(broker: Broker) -> None:
     """Ends everything without the steps of a clean stop."""
-    running, parts = broker.running, broker.running.parts
+    running, context = broker.running, broker.running.parts
     running.ticking.cancel()
     await asyncio.gather(running.ticking, return_exceptions=True)
     for peer in tuple(running.server.peers):
         peer.abort()
     await running.server.close()
-    for thread in (parts.search_thread, parts.thread, parts.row_thread):
+    for thread in (context.search_thread, context.thread, context.row_thread):
         thread.stop()
-    parts.recording.close()
-    parts.store.close(clean=False)
+    context.recording.close()
+    context.store.close(clean=False)
     broker.close_monitor()

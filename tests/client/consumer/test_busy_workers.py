@@ -135,8 +135,8 @@ def test_waiting_for_the_mutex_does_not_make_a_handler_look_slow(counted: bool) 
 
     one.scheduler._mutex = Contended()  # type: ignore[assignment]
     if counted:
-        end = lanes.end_runs
-        lanes.end_runs = lambda worker, now, **_: end(worker, now=now, returned_ns=now * 1_000_000)  # type: ignore[method-assign]
+        end = lanes.worker_returned
+        lanes.worker_returned = lambda worker, now, **_: end(worker, now=now, returned_ns=now * 1_000_000)  # type: ignore[method-assign]
     assert not one.scheduler.take_runs(one.worker)
     assert lanes.busy.share == (KEYS // 2 if counted else 2 * KEYS)
 

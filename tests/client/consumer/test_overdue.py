@@ -79,7 +79,7 @@ def test_a_message_that_the_broker_did_not_take_stays_and_is_tried_again() -> No
 def test_a_message_on_its_way_to_the_broker_is_not_sent_a_second_time() -> None:
     """Its handler failed in the end, and the worker waits for a slow broker."""
     fixture = OverdueFixture()
-    assert fixture.scheduler.finish(fixture.runs[0], FAILED).why is Why.GIVE
+    assert fixture.scheduler.finish(fixture.runs[0], FAILED).why is Why.SEND_BACK
     assert fixture.check() == []
     assert fixture.scheduler.sent_back(fixture.runs[0], [True]).why is Why.SENT_BACK
 

@@ -55,7 +55,7 @@ def _compare(steps: list[tuple[Any, ...]]) -> None:
             del naive[at:]
             rows = dict(offsets.rows())
         elif what == "restart" and naive:
-            rows = {start: data for start, data in rows.items() if start >= offsets.first_row}
+            rows = {start: data for start, data in rows.items() if start >= offsets.first_chunk}
             offsets = LaneOffsets.of_rows(sorted(rows.items()), naive[0])
         assert (list(offsets), len(offsets), bool(offsets)) == (naive, len(naive), bool(naive))
         if naive:

@@ -185,7 +185,7 @@ def test_a_message_is_sent_back_after_its_retries_and_held_if_that_fails() -> No
         assert fixture.finish(run, FAILED).why is Why.HELD
         fixture.pass_time(1_000)
     run = fixture.run()
-    assert fixture.finish(run, FAILED).why is Why.GIVE
+    assert fixture.finish(run, FAILED).why is Why.SEND_BACK
     finished = fixture.sent_back(run, False)
     assert (finished.why, fixture.scheduler.committable(Q)) == (Why.HELD, 0)
     fixture.pass_time(1_000)
@@ -193,7 +193,7 @@ def test_a_message_is_sent_back_after_its_retries_and_held_if_that_fails() -> No
 
 
 @pytest.mark.parametrize(
-    ("policy", "why"), [(HoldKey(), Why.PARKED), (DeadLetter(skip=True), Why.GIVE), (HoldQueue(), Why.HELD)]
+    ("policy", "why"), [(HoldKey(), Why.PARKED), (DeadLetter(skip=True), Why.SEND_BACK), (HoldQueue(), Why.HELD)]
 )
 def test_a_hopeless_message_uses_no_retries(policy: FailurePolicy, why: Why) -> None:
     fixture = SchedulerFixture(policy)

@@ -6,19 +6,19 @@ from hypothesis import strategies as st
 
 from lanemq.core.backoff import Backoff
 from lanemq.core.consuming.retry_policy import (
-    GIVE,
     PARK,
     RETRY_FOREVER,
+    TO_BROKER,
     Again,
     DeadLetter,
     FailurePolicy,
     HoldKey,
     HoldQueue,
     SendBack,
-    after,
-    again,
     clamp_suspend,
     delay_level,
+    next_attempt,
+    next_step,
 )
 from lanemq.model.errors import InvalidOption
 from lanemq.model.units import Millis
@@ -36,7 +36,7 @@ POLICIES: list[FailurePolicy] = [
 
 @given(st.sampled_from(POLICIES), st.integers(0, 2**31 - 1), st.none() | st.integers(-1, 10**6))
 def test_every_policy_answers_at_every_count(policy: FailurePolicy, count: int, asked: int | None) -> None:
-    step = after(policy, count, asked=None if asked is None else Millis(asked))
+    step = next_step(policy, count, asked=None if asked is None else Millis(asked))
     if isinstance(step, Again):
         assert 10 <= step.delay <= max(30_000, asked or 0)
 
@@ -50,59 +50,59 @@ def test_suspension_is_clamped(asked: int, got: int) -> None:
 @pytest.mark.parametrize(("asked", "waits"), [(0, 10), (700, 700), (3_600_000, 3_600_000)])
 @pytest.mark.parametrize("policy", [HoldKey(), HoldQueue(), DeadLetter(skip=True)])
 def test_a_delay_that_the_handler_asks_for_is_kept(policy: FailurePolicy, asked: int, waits: int) -> None:
-    step = after(policy, 0, asked=Millis(asked))
+    step = next_step(policy, 0, asked=Millis(asked))
     assert step == Again(Millis(waits), whole_queue=isinstance(policy, HoldQueue))
 
 
 @pytest.mark.row("A100")
 def test_suspension_without_a_value_takes_the_consumers() -> None:
-    assert after(HoldQueue(), 0) == Again(Millis(1_000), whole_queue=True)
-    assert after(HoldQueue(suspend=0.001), 0) == Again(Millis(10), whole_queue=True)
+    assert next_step(HoldQueue(), 0) == Again(Millis(1_000), whole_queue=True)
+    assert next_step(HoldQueue(suspend=0.001), 0) == Again(Millis(10), whole_queue=True)
 
 
 @pytest.mark.row("A102")
 def test_rocketmqs_default_retries_for_ever() -> None:
     assert HoldQueue().retries == RETRY_FOREVER
-    assert isinstance(after(HoldQueue(), 2**31), Again)
-    assert isinstance(after(DeadLetter(skip=True, hold=HoldQueue()), 2**31), Again)
+    assert isinstance(next_step(HoldQueue(), 2**31), Again)
+    assert isinstance(next_step(DeadLetter(skip=True, hold=HoldQueue()), 2**31), Again)
 
 
 @pytest.mark.row("A103")
 def test_below_the_limit_suspends_and_at_the_limit_gives() -> None:
     policy = DeadLetter(skip=True, hold=HoldQueue(retries=2))
-    assert [type(after(policy, count)) for count in range(2)] == [Again, Again]
-    assert after(policy, 2) is GIVE
-    assert after(policy, 3) is GIVE
+    assert [type(next_step(policy, count)) for count in range(2)] == [Again, Again]
+    assert next_step(policy, 2) is TO_BROKER
+    assert next_step(policy, 3) is TO_BROKER
 
 
 def test_a_hold_without_retries_left_parks() -> None:
-    assert after(HoldKey(retries=2), 2) is PARK
-    assert after(HoldQueue(retries=0), 0) is PARK
+    assert next_step(HoldKey(retries=2), 2) is PARK
+    assert next_step(HoldQueue(retries=0), 0) is PARK
 
 
 def test_a_hopeless_message_skips_its_retries() -> None:
-    assert after(HoldKey(), 0, hopeless=True) is PARK
-    assert after(HoldQueue(retries=3), 0, hopeless=True) is PARK
-    assert after(DeadLetter(skip=True), 0, hopeless=True) is GIVE
-    assert after(SendBack(), 0, hopeless=True) is GIVE
+    assert next_step(HoldKey(), 0, hopeless=True) is PARK
+    assert next_step(HoldQueue(retries=3), 0, hopeless=True) is PARK
+    assert next_step(DeadLetter(skip=True), 0, hopeless=True) is TO_BROKER
+    assert next_step(SendBack(), 0, hopeless=True) is TO_BROKER
 
 
 def test_retry_forever_keeps_even_a_hopeless_message() -> None:
     """The message waits for a handler that can process it, and nothing passes it until then."""
-    assert isinstance(after(HoldQueue(), 0, hopeless=True), Again)
-    assert isinstance(after(HoldKey(retries=RETRY_FOREVER), 5, hopeless=True), Again)
+    assert isinstance(next_step(HoldQueue(), 0, hopeless=True), Again)
+    assert isinstance(next_step(HoldKey(retries=RETRY_FOREVER), 5, hopeless=True), Again)
 
 
 def test_key_hold_backs_off_exponentially_up_to_its_bound() -> None:
     policy = HoldKey(retries=RETRY_FOREVER, backoff=Backoff(0.1, 2.0, 1))
-    delays = [again(policy, count).delay for count in (0, 1, 2, 3, 4, 5_000)]
+    delays = [next_attempt(policy, count).delay for count in (0, 1, 2, 3, 4, 5_000)]
     assert delays == [100, 200, 400, 800, 1_000, 1_000]
-    assert not again(policy, 0).whole_queue
+    assert not next_attempt(policy, 0).whole_queue
 
 
 def test_message_that_could_not_be_sent_back_runs_again_after_five_seconds() -> None:
-    assert after(SendBack(), 0) is GIVE
-    assert again(SendBack(), 0) == Again(Millis(5_000), whole_queue=False)
+    assert next_step(SendBack(), 0) is TO_BROKER
+    assert next_attempt(SendBack(), 0) == Again(Millis(5_000), whole_queue=False)
 
 
 @pytest.mark.row("A107")

@@ -113,16 +113,16 @@ def test_a_run_stops_at_loss_expiry_and_drain_before_its_next_message() -> None:
     for queue in (Q, R):
         fixture.assign(queue, None, None)
     run, other = fixture.run(), fixture.run()
-    assert run.may_go_on(now=fixture.now)
+    assert run.may_continue(now=fixture.now)
     fixture.scheduler.set_usable_until(Q, Millis(50))
     assert run.usable_until == 50
-    assert not run.may_go_on(now=Millis(50))
+    assert not run.may_continue(now=Millis(50))
     fixture.scheduler.set_usable_until(Q, Millis(90))
-    assert run.may_go_on(now=Millis(50)), "a renewal extends a run in progress"
+    assert run.may_continue(now=Millis(50)), "a renewal extends a run in progress"
     fixture.scheduler.set_usable_until(Q, NOT_LEASED)
-    assert not run.may_go_on(now=fixture.now)
+    assert not run.may_continue(now=fixture.now)
     fixture.scheduler.drop(R)
-    assert not other.may_go_on(now=fixture.now)
+    assert not other.may_continue(now=fixture.now)
 
 
 @pytest.mark.row("A77")
@@ -157,13 +157,13 @@ def test_a_queue_that_ran_for_a_minute_pauses_for_the_others() -> None:
         fixture.pass_time(30_000)
         fixture.finish(run, DONE)
     run = fixture.run()
-    assert run.may_go_on(now=fixture.now)
+    assert run.may_continue(now=fixture.now)
     fixture.pass_time(1)
-    assert not run.may_go_on(now=fixture.now)
+    assert not run.may_continue(now=fixture.now)
     fixture.finish(run, DONE)
     assert fixture.idle().until == fixture.now + 10
     fixture.pass_time(10)
-    assert fixture.run().may_go_on(now=Millis(fixture.now + 60_000)), "a new slice began"
+    assert fixture.run().may_continue(now=Millis(fixture.now + 60_000)), "a new slice began"
 
 
 @pytest.mark.row("A66")
@@ -365,7 +365,7 @@ MANUAL = {"auto_commit": False}
         (HoldQueue(), {}, Suspend(None), Why.HELD, 0, 1_000),
         (HoldQueue(), {}, Suspend(Millis(70)), Why.HELD, 0, 70),
         (HoldKey(retries=0), {}, FAILED, Why.PARKED, 0, None),
-        (DeadLetter(skip=True, hold=HoldQueue(retries=0)), {}, FAILED, Why.GIVE, 0, None),
+        (DeadLetter(skip=True, hold=HoldQueue(retries=0)), {}, FAILED, Why.SEND_BACK, 0, None),
         (HoldQueue(), MANUAL, DONE, Why.DONE, 0, [2, 3]),
         (HoldQueue(), MANUAL, COMMIT, Why.COMMITTED, 1, [1, 2, 3]),
         (HoldQueue(), MANUAL, ROLL_BACK, Why.ROLLED_BACK, 0, 1_000),

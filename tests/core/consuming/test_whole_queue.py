@@ -84,7 +84,7 @@ class AgainstNaiveModel(RuleBasedStateMachine):
         upto = done + 3 if outcome in (COMMIT, FAILED) else done
         finished = self.whole.finish(run, outcome, 0 if outcome is DONE else done)
         if outcome is FAILED:
-            assert finished.why is Why.GIVE
+            assert finished.why is Why.SEND_BACK
             taken_back = data.draw(st.booleans())
             self.whole.sent_back(run, *[taken_back] * len(finished.send_back))
             self.handed_over += taken[done:upto] if taken_back else []

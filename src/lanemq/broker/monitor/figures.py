@@ -45,16 +45,16 @@ _NO_LAG = Lag(0, 0.0)
 class Figures:
     """The figures of one broker. Use it on the event loop only."""
 
-    def __init__(self, parts: BrokerContext) -> None:
-        self._parts = parts
-        self._started_wall = parts.clock.wall()
-        self.started = parts.clock.now()
+    def __init__(self, context: BrokerContext) -> None:
+        self._context = context
+        self._started_wall = context.clock.wall()
+        self.started = context.clock.now()
         """Monotonic time of the start."""
         self._version = _version()  # not later: reading it needs a descriptor
 
     async def read(self) -> list[MetricSample]:
         """All samples."""
-        return await self._parts.slices.result(self.steps())
+        return await self._context.slices.result(self.steps())
 
     def steps(self) -> Generator[None, None, list[MetricSample]]:
         """All samples, one in each step."""
@@ -67,7 +67,7 @@ class Figures:
 
     def _totals(self) -> Iterator[MetricSample]:
         """Figures that are only looked up."""
-        options = self._parts.options
+        options = self._context.options
         yield MetricSample(names.INFO, 1, (self._version, options.name, options.cluster))
         yield MetricSample(names.STARTED, self._started_wall / 1000)
         yield from self._health()
@@ -76,13 +76,13 @@ class Figures:
         yield from self._clients()
 
     def _health(self) -> Iterator[MetricSample]:
-        yield MetricSample(names.READY, 0 if self._parts.stopping or storage_problems(self._parts) else 1)
-        yield MetricSample(names.READ_ONLY, 0 if self._parts.group_commit.failure is None else 1)
-        yield MetricSample(names.PAUSED, 0 if self._parts.group_commit.paused is None else 1)
-        yield MetricSample(names.DURABLE, 1 if self._parts.options.durable else 0)
+        yield MetricSample(names.READY, 0 if self._context.stopping or storage_problems(self._context) else 1)
+        yield MetricSample(names.READ_ONLY, 0 if self._context.group_commit.failure is None else 1)
+        yield MetricSample(names.PAUSED, 0 if self._context.group_commit.paused is None else 1)
+        yield MetricSample(names.DURABLE, 1 if self._context.options.durable else 0)
 
     def _traffic(self) -> Iterator[MetricSample]:
-        traffic = self._parts.traffic
+        traffic = self._context.traffic
         for topic, messages, size in traffic.topics():
             yield MetricSample(names.MESSAGES_IN, messages, (topic,))
             yield MetricSample(names.BYTES_IN, size, (topic,))
@@ -98,28 +98,28 @@ class Figures:
         yield MetricSample(names.SEND_SECONDS, sends)
 
     def _disk(self) -> Iterator[MetricSample]:
-        store, group_commit = self._parts.store, self._parts.group_commit
+        store, group_commit = self._context.store, self._context.group_commit
         yield MetricSample(names.COMMIT_SECONDS, group_commit.times.commit)
         yield MetricSample(names.FLUSH_SECONDS, group_commit.times.flush)
         yield MetricSample(names.PENDING_BYTES, group_commit.pending_bytes)
         yield MetricSample(names.LOG_BYTES, store.log_end - store.log_start)
         try:
-            disk = shutil.disk_usage(self._parts.options.data)
+            disk = shutil.disk_usage(self._context.options.data)
         except OSError:
             return
-        yield MetricSample(names.WATERMARK, self._parts.low_space.watermark())
+        yield MetricSample(names.WATERMARK, self._context.low_space.watermark())
         yield MetricSample(names.DISK_FREE, disk.free)
         yield MetricSample(names.DISK_SIZE, disk.total)
 
     def _clients(self) -> Iterator[MetricSample]:
-        parts, counters = self._parts, self._parts.counters
-        yield MetricSample(names.CONNECTIONS, len(parts.notices) + counters.joining.count)
-        end = None if parts.tls is None else parts.tls.certificate_end
+        context, counters = self._context, self._context.counters
+        yield MetricSample(names.CONNECTIONS, len(context.notices) + counters.joining.count)
+        end = None if context.tls is None else context.tls.certificate_end
         if end is not None:
-            yield MetricSample(names.CERTIFICATE, max(0, end - parts.clock.wall()) / 1000)
+            yield MetricSample(names.CERTIFICATE, max(0, end - context.clock.wall()) / 1000)
         for reason, count in counters.refusals.counts.items():
             yield MetricSample(names.REFUSALS, count, (reason.value,))
-        yield MetricSample(names.LONG_POLLS, len(parts.polls))
+        yield MetricSample(names.LONG_POLLS, len(context.polls))
         yield MetricSample(names.LOOP_DELAY, counters.loop_delay)
         for change, count in (
             ("granted", counters.leases_granted),
@@ -140,11 +140,11 @@ class Figures:
         """Figures by group. Yields after every step of bounded length, None if there is nothing to show yet."""
         yield from self._lags()
         yield from self._lanes()
-        for group in self._parts.members.groups():
-            yield MetricSample(names.MEMBERS, len(self._parts.members.members(group)), (group,))
-            for name, count in self._parts.members.narrower_members(group):
+        for group in self._context.members.groups():
+            yield MetricSample(names.MEMBERS, len(self._context.members.members(group)), (group,))
+            for name, count in self._context.members.narrower_members(group):
                 yield MetricSample(names.NARROWER, count, (group, name))
-        for topic in self._parts.topics.topics():
+        for topic in self._context.topics.topics():
             if topic.name.startswith(DEAD_LETTER_PREFIX):
                 yield MetricSample(
                     names.DEAD_LETTERS,
@@ -152,17 +152,17 @@ class Figures:
                     (topic.name.removeprefix(DEAD_LETTER_PREFIX),),
                 )
         waiting = (
-            self._parts.store.bounds(SCHEDULE_TOPIC, level - 1)[1] - self._parts.delays.next_offset(level)
+            self._context.store.bounds(SCHEDULE_TOPIC, level - 1)[1] - self._context.delays.next_offset(level)
             for level in range(1, MAX_LEVEL + 1)
         )
         yield MetricSample(names.DELAYED, sum(max(0, count) for count in waiting))
-        yield MetricSample(names.DAMAGED, self._parts.store.checkpoints.damaged_places)
-        rebuild = self._parts.store.rebuild
+        yield MetricSample(names.DAMAGED, self._context.store.checkpoints.damaged_places)
+        rebuild = self._context.store.rebuild
         yield MetricSample(names.REBUILD_BYTES, 0 if rebuild is None else rebuild.bytes_left)
 
     def _dead_letters(self, topic: str, queues: int) -> int:
         """Without those below the offset of the group that has the topic's name: they are discarded."""
-        broker, table = self._parts.options.name, self._parts.progress
+        broker, table = self._context.options.name, self._context.progress
         discarded = (table.at(topic, MessageQueue(topic, broker, number)).offset or 0 for number in range(queues))
         return sum(
             max(0, high - max(low, below))
@@ -171,12 +171,12 @@ class Figures:
 
     def _lags(self) -> Iterator[MetricSample | None]:
         times: dict[tuple[str, int, int], int | None] = {}  # groups often wait for the same message
-        for group in self._parts.progress.groups():
+        for group in self._context.progress.groups():
             if group.startswith(DEAD_LETTER_PREFIX):
                 continue  # it marks discarded dead letters, and does not consume
             lags: dict[str, Lag] = {}
-            wall = self._parts.clock.wall()
-            for progress in self._parts.progress.of_group(group):
+            wall = self._context.clock.wall()
+            for progress in self._context.progress.of_group(group):
                 topic = progress.queue.topic
                 lags[topic] = _both(lags.get(topic, _NO_LAG), self._lag_of_queue(progress, wall, times))
                 yield None
@@ -184,14 +184,14 @@ class Figures:
                 yield MetricSample(names.LAG_MESSAGES, lag.messages, (group, topic))
                 if lag.seconds is not None:
                     yield MetricSample(names.LAG_SECONDS, lag.seconds, (group, topic))
-                yield MetricSample(names.UNREAD_DELETED, self._parts.unread.deleted(group, topic), (group, topic))
+                yield MetricSample(names.UNREAD_DELETED, self._context.unread.deleted(group, topic), (group, topic))
 
     def _lag_of_queue(
         self, progress: QueueProgress, wall: Millis, times: dict[tuple[str, int, int], int | None]
     ) -> Lag:
         """`times` has when messages were stored that other groups wait for."""
         (topic, _, queue_id), offset = progress.queue, progress.offset or 0
-        low, high = self._parts.store.bounds(topic, queue_id)
+        low, high = self._context.store.bounds(topic, queue_id)
         if high <= max(offset, low):
             return _NO_LAG
         oldest = (topic, queue_id, max(offset, low))
@@ -199,7 +199,7 @@ class Figures:
             if len(times) >= MAX_TIMES:
                 times.clear()
             try:
-                times[oldest] = self._parts.store.times.first_from(*oldest)
+                times[oldest] = self._context.store.times.first_from(*oldest)
             except (StillRebuilding, NoDescriptors):
                 times[oldest] = None
         stored = times[oldest]
@@ -208,7 +208,7 @@ class Figures:
 
     def _lanes(self) -> Iterator[MetricSample | None]:
         lanes: dict[tuple[str, str, LaneStatus], tuple[int, int]] = {}
-        parked = self._parts.progress.parked()
+        parked = self._context.progress.parked()
         for lane in [lane for progress in parked for lane in progress.lanes.values()]:
             key = (lane.name.group, lane.name.queue.topic, lane.status)
             count, messages = lanes.get(key, (0, 0))
@@ -219,7 +219,7 @@ class Figures:
             yield MetricSample(names.LANE_MESSAGES, messages, (group, topic, status.value))
 
     def _bounds(self, topic: str, queues: int) -> Iterable[tuple[int, int]]:
-        return (self._parts.store.bounds(topic, queue_id) for queue_id in range(queues))
+        return (self._context.store.bounds(topic, queue_id) for queue_id in range(queues))
 
 
 def _both(one: Lag, other: Lag) -> Lag:
@@ -235,9 +235,9 @@ def _version() -> str:
     return version("lanemq")
 
 
-def storage_problems(parts: BrokerContext) -> list[str]:
+def storage_problems(context: BrokerContext) -> list[str]:
     """Why the broker takes no messages; empty if it takes them."""
-    group_commit, problems = parts.group_commit, []
+    group_commit, problems = context.group_commit, []
     if group_commit.failure is not None:
         problems.append(f"read-only: {group_commit.failure}; repair the cause, then restart the broker")
     if group_commit.paused is not None:

@@ -31,13 +31,13 @@ class Health:
         self._clock = clock
         self._loop = loop
         self._phase = Phase.STARTING
-        self._parts: BrokerContext | None = None
+        self._context: BrokerContext | None = None
         self._figures: Figures | None = None
         self._last_tick: Callable[[], Millis] = clock.now
 
-    def running(self, parts: BrokerContext, figures: Figures, last_tick: Callable[[], Millis]) -> None:
+    def running(self, context: BrokerContext, figures: Figures, last_tick: Callable[[], Millis]) -> None:
         """The broker serves clients from now on."""
-        self._parts, self._figures, self._last_tick = parts, figures, last_tick
+        self._context, self._figures, self._last_tick = context, figures, last_tick
         self._phase = Phase.RUNNING
 
     def stopping(self) -> None:
@@ -54,8 +54,8 @@ class Health:
             problems.append("starting: the broker reads its log")
         elif self._phase is Phase.STOPPING:
             problems.append("stopping")
-        if self._parts is not None:
-            problems += storage_problems(self._parts)
+        if self._context is not None:
+            problems += storage_problems(self._context)
         return problems
 
     def samples(self) -> list[MetricSample]:

@@ -125,7 +125,7 @@ class GroupCommit:
         self.failure: StorageError | None = None
         """The failed write after which the broker is read-only until a restart."""
         self.times = CommitTimes(nanoseconds_of(clock))
-        self._options, self._log = store.options, store.appender
+        self._options, self._appender = store.options, store.appender
         self._thread = thread
         self._clock = clock
         self._faults = FaultLog(log, clock)
@@ -137,7 +137,7 @@ class GroupCommit:
         self._waiting: list[tuple[Done, int]] = []
         self._waiting_since: Millis | None = None
         self._flushing_since: Millis | None = None
-        self._flushing = self._kicked = self._reading = False
+        self._flushing = self._scheduled = self._reading = False
         self._waiting_before = 0
         self._last_sender = 0
         self._idle = asyncio.Event()
@@ -153,7 +153,7 @@ class GroupCommit:
         self._refuse_if_full(size)
         wall = self._clock.wall()
         try:
-            staged = self._log.stage(
+            staged = self._appender.stage(
                 topic, queue_id, items, store_time=wall, born_host=born_host, store_host=self._store_host
             )
         except HiddenRecord as error:
@@ -222,16 +222,16 @@ class GroupCommit:
             self.times.first_append()
         self._waiting.append((done, size))
         self._idle.clear()
-        if not self._flushing and not self._kicked and not self._reading:
-            self._kick_soon()
+        if not self._flushing and not self._scheduled and not self._reading:
+            self._commit_soon()
 
     def begin(self) -> None:
-        """Called before the server handles the requests of one socket read."""
+        """Called before the server handles the requests of one socket read (`net.peer.Reads`)."""
         self._reading = True
         self._waiting_before = len(self._waiting)
 
     def end(self, sender: int) -> None:
-        """Called after the server handled one socket read.
+        """Called after the server handled the requests of one socket read.
 
         Commits immediately if this peer was also the last one that stored something: no others are likely to join.
         """
@@ -239,28 +239,28 @@ class GroupCommit:
         if len(self._waiting) == self._waiting_before:
             return
         alone, self._last_sender = sender == self._last_sender, sender
-        if self._flushing or self._kicked:
+        if self._flushing or self._scheduled:
             return
         if alone:
-            self._kick()
+            self._commit_group()
         else:
-            self._kick_soon()
+            self._commit_soon()
 
-    def _kick_soon(self) -> None:
+    def _commit_soon(self) -> None:
         """Start the next group commit at the end of this loop iteration, so that more appends can join."""
-        self._kicked = True
-        self._loop.call_soon(self._kick)
+        self._scheduled = True
+        self._loop.call_soon(self._commit_group)
 
-    def _kick(self) -> None:
+    def _commit_group(self) -> None:
         """Commit everything staged as one group, unless a group is being written: then `_flushed` starts the next."""
-        self._kicked = False
+        self._scheduled = False
         if self._flushing or not self._waiting:
             return
         self._flushing = True
         waiting, self._waiting = self._waiting, []
         self._flushing_since, self._waiting_since = self._waiting_since, None
         self.times.group_taken()
-        pending = self._log.take_pending()
+        pending = self._appender.take_pending()
         if self._rows.needed_by(pending.queues):
             self._rows.save_first(partial(self._rows_saved, pending, waiting))
         else:
@@ -288,7 +288,7 @@ class GroupCommit:
     def _write(self, pending: Pending, now: Millis | None = None) -> None:
         """On the log thread, or on the loop in its place; one at a time."""
         began = self.times.nanoseconds()
-        self._log.flush(pending, now)
+        self._appender.flush(pending, now)
         self.times.flushed(began)
 
     def _may_write_here(self, pending: Pending) -> bool:
@@ -297,7 +297,7 @@ class GroupCommit:
         A sync does not delay a write behind the bytes that it syncs. A group that begins a new file belongs to the
         log thread: the file before must be synced first.
         """
-        return self._thread.in_progress == self._shared_syncs and self._log.extends_newest(pending)
+        return self._thread.in_progress == self._shared_syncs and self._appender.extends_newest(pending)
 
     def _write_here(self, pending: Pending) -> StorageError | None:
         """Write on the loop, without `durable`: a copy into the page cache is cheaper than a change of thread."""
@@ -318,7 +318,7 @@ class GroupCommit:
             self.stop_writing(error)
         else:
             self.times.on_disk()
-            arrivals = self._log.publish(pending)
+            arrivals = self._appender.publish(pending)
             if self._unsynced_since is None and pending:
                 self._unsynced_since = self._clock.now()
         # The failure may also be an earlier one, such as that of saving the topic's row.
@@ -331,7 +331,7 @@ class GroupCommit:
             if arrivals:
                 self._on_arrivals(arrivals)
             if self._waiting:
-                self._kick()
+                self._commit_group()
             else:
                 self._idle.set()
 
@@ -380,7 +380,7 @@ class GroupCommit:
             done(error)
 
         self._shared_syncs += shared
-        self._thread.submit(self._log.sync, synced)
+        self._thread.submit(self._appender.sync, synced)
 
     async def drained(self) -> None:
         """Wait until nothing is pending."""

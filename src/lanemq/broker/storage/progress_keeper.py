@@ -56,7 +56,8 @@ def nothing(_: StorageError | None = None) -> None:
 
 
 class ProgressKeeper:
-    """After each change of a lane in the `table`, `save_lane` must follow; after each reset, `save`."""
+    """Saves what the `table` decides. Whoever changes a lane there calls `save_lane` afterwards, and `save` after a
+    reset; `tick` finds and saves the offsets that were committed."""
 
     def __init__(
         self, table: ProgressTable, store: ProgressStore, queue_log: QueueLog, thread: DiskThread, clock: Clock
@@ -77,8 +78,9 @@ class ProgressKeeper:
     def save(self, changes: Sequence[ProgressChange], then: Saved, *, stored: Callable[[], None] = nothing) -> None:
         """Save changes that must not be lost.
 
-        `then` is called on the loop when they and everything before them are on disk, or with the error. `stored` is
-        called when they are on disk, also if that is a repetition after an error.
+        `then` answers the request: it is called once, when they and everything before them are on disk, or with the
+        error of the first attempt. `stored` is called once they are on disk, even if only a later attempt succeeded.
+        Both are called on the loop.
         """
         self._unsaved += [(change, nothing) for change in changes[:-1]]
         self._unsaved += [(change, stored) for change in changes[-1:]]

@@ -92,15 +92,15 @@ class LaneOffsets:
     @property
     def first(self) -> int:
         """The first offset; there must be one."""
-        return self._first_chunk()[self._left]
+        return self._first_offsets()[self._left]
 
     @property
     def last(self) -> int:
         return self._tail[-1]
 
     @property
-    def first_row(self) -> int:
-        """Rows that started before this one hold nothing any more."""
+    def first_chunk(self) -> int:
+        """The offset that the first chunk started with; rows of earlier chunks hold nothing any more."""
         return self._full[0].start if self._full else self._tail_start
 
     def from_offset(self, offset: int, limit: int) -> list[int]:
@@ -110,7 +110,7 @@ class LaneOffsets:
         offset, found = max(offset, self.first), list[int]()
         for each in self._full:
             if each.last >= offset and len(found) < limit:
-                offsets = self._first_chunk() if each is self._full[0] else unpack(each.data)
+                offsets = self._first_offsets() if each is self._full[0] else unpack(each.data)
                 found += offsets[bisect_left(offsets, offset) :][: limit - len(found)]
         return found + self._tail[bisect_left(self._tail, offset) :][: limit - len(found)]
 
@@ -136,7 +136,7 @@ class LaneOffsets:
         while self._full and self._full[0].last <= offset:
             self._count -= self._full.popleft().size - self._left
             self._left = 0
-        left = max(self._left, bisect_right(self._first_chunk(), offset))
+        left = max(self._left, bisect_right(self._first_offsets(), offset))
         self._count -= left - self._left
         self._left = left
         if not self._count:
@@ -157,7 +157,7 @@ class LaneOffsets:
         tail = [(self._tail_start, pack(self._tail))] if self._tail else []
         return [*((each.start, each.data) for each in self._full), *tail]
 
-    def _first_chunk(self) -> list[int]:
+    def _first_offsets(self) -> list[int]:
         if not self._full:
             return self._tail
         first = self._full[0]

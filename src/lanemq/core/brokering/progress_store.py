@@ -1,7 +1,6 @@
 """The ports of `QueueProgress`: the store in which it survives, and what the log says about a queue.
 
-A broker has both in its data folder. A process without a log, which keeps the progress of groups in the queues of other
-brokers, implements them in another way, with the same rules.
+A broker has both in its data folder: `log/state/progress_rows`, and `StoredQueues` in `broker/storage/progress_keeper`.
 """
 
 from collections.abc import Sequence
@@ -49,9 +48,9 @@ class SavedLane(NamedTuple):
 
     @classmethod
     def of(cls, lane: ParkedLane, chunks: Sequence[ChunkRow] = (), copies: Sequence[tuple[int, bytes]] = ()) -> Self:
-        first_row = lane.offsets.first_row
+        first_chunk = lane.offsets.first_chunk
         return cls(
-            lane.name, lane.failure, lane.since, lane.status, lane.through, lane.first, chunks, first_row, copies
+            lane.name, lane.failure, lane.since, lane.status, lane.through, lane.first, chunks, first_chunk, copies
         )
 
     def restored(self) -> ParkedLane:

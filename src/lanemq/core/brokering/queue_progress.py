@@ -197,7 +197,7 @@ class QueueProgress:
         if kind is CommitKind.FENCED:
             return Ignored(WhyIgnored.FENCED)
         # With finished ranges it stems from before the reset, and would hide messages that are to run again.
-        if self.reset is not ResetState.NONE and (finished or not self._has_arrived(offset)):
+        if self.reset is not ResetState.NONE and (finished or not self._end_reset(offset)):
             return Ignored(WhyIgnored.RESET_PENDING)
         stored = self.offset
         if stored is not None and offset < stored and kind is CommitKind.FORWARD:
@@ -225,20 +225,20 @@ class QueueProgress:
         self._put(offset, "")
 
     def moved_to(self, pulled_from: QueueOffset, *, decides: bool = False, commits: bool = False) -> QueueOffset | None:
-        """The offset with which a pull is answered "moved"; None if no reset is pending.
+        """The offset with which a pull is answered "moved"; None if no reset is pending, or if this pull ends it.
 
-        A client that `decides` itself where it reads is answered so once, and may continue elsewhere. One that
-        `commits` the offset it has moved to is answered so until it has.
+        Notes that a pull was answered so. A client that `decides` itself where it reads is answered so once, and may
+        continue elsewhere. One that `commits` the offset it has moved to is answered so until it has.
         """
         if self.reset is ResetState.NONE:
             return None
-        if (decides or not commits) and self._has_arrived(pulled_from, decides=decides):
+        if (decides or not commits) and self._end_reset(pulled_from, decides=decides):
             return None
         self.reset = ResetState.TOLD
         return self.offset
 
-    def _has_arrived(self, offset: QueueOffset, *, decides: bool = False) -> bool:
-        """End a pending reset if a pull was answered with it and a member is at its offset; returns whether it ended.
+    def _end_reset(self, offset: QueueOffset, *, decides: bool = False) -> bool:
+        """End a pending reset if a pull was answered with it and a member is at its offset; return whether it ended.
 
         Without such an answer a member may be there by chance, while it still has messages from before the reset.
         """

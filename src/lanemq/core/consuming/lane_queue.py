@@ -44,7 +44,7 @@ FOLD_AT = 1_024
 """Number of finished offsets above an unfinished one that are kept one by one, before they become ranges."""
 REASON_CHARS = 500
 """Maximum length of an error text that is kept; some errors carry whole documents."""
-_STILL_FAILING = (Why.HELD, Why.GIVE, Why.ROLLED_BACK, Why.PARKED)
+_STILL_FAILING = (Why.HELD, Why.SEND_BACK, Why.ROLLED_BACK, Why.PARKED)
 _offset_of = attrgetter("queue_offset")
 
 
@@ -80,9 +80,9 @@ class LaneQueue(RunPermit, Generic[M]):
         self._ranges = NOTHING_FINISHED if order is Order.QUEUE else finished
         self._next = self._ranges.past(start)
         self._unfinished = UnfinishedOffsets()
-        # Manual commit: messages that ran, or were handed to the broker, and are not committed.
+        # Manual commit: messages that ran, or were sent back to the broker, and are not committed.
         self._uncommitted: list[M] = []
-        self._handed_over: list[M] = []
+        self._sent_back: list[M] = []
         # How often each unfinished message failed; empty unless something fails.
         self.failures: dict[int, int] = {}
         self._forget_failures_at = FOLD_AT
@@ -99,7 +99,7 @@ class LaneQueue(RunPermit, Generic[M]):
         self._held: dict[str | None, tuple[Lane[M], Failure]] = {}
         # Lanes of former owners that ended here, and up to which offset they are done, as long as pulls may bring such
         # messages: a former owner may have parked them without committing past them.
-        self._ended: dict[str | None, int] = {}
+        self._ended_lanes: dict[str | None, int] = {}
         if order is Order.KEY:
             self.parked_lanes = LanesAtBroker(self, keep)
             for each in parked:
@@ -141,7 +141,7 @@ class LaneQueue(RunPermit, Generic[M]):
         elif self.order is Order.QUEUE:
             self._put_in_line(messages)
         else:
-            if self._ended:
+            if self._ended_lanes:
                 messages = self._without_ended(messages)
             for lane in lay_in_lanes(self._lanes, self.ready, messages, self.queue, self):
                 self._arrived(lane)
@@ -159,9 +159,9 @@ class LaneQueue(RunPermit, Generic[M]):
         pending = lane.pending
         if lane.redriven is not None:
             assert self.parked_lanes is not None
-            given = self.parked_lanes.to_run(lane)
-            if given is not None:
-                return given[: 1 if self.alone and given and given[0].queue_offset in self.alone else limit]
+            fetched = self.parked_lanes.to_run(lane)
+            if fetched is not None:
+                return fetched[: 1 if self.alone and fetched and fetched[0].queue_offset in self.alone else limit]
         if self.alone and pending and pending[0].queue_offset in self.alone:
             limit = 1
         if len(pending) <= limit:
@@ -196,7 +196,7 @@ class LaneQueue(RunPermit, Generic[M]):
         if upto < len(messages):
             lane.pending[:0] = [m for m in messages[upto:] if m.queue_offset not in gone]
         if gone:
-            self._handed_over += [m for m in messages if m.queue_offset in gone]
+            self._sent_back += [m for m in messages if m.queue_offset in gone]
             done = [m for m in done if m.queue_offset not in gone]
         self._succeeded(done, commit=commit)
         if lane.pending:
@@ -247,9 +247,9 @@ class LaneQueue(RunPermit, Generic[M]):
         if not commit:
             self._uncommitted += done
             return
-        if self._uncommitted or self._handed_over:
-            done = [*self._handed_over, *self._uncommitted, *done]
-            self._uncommitted, self._handed_over = [], []
+        if self._uncommitted or self._sent_back:
+            done = [*self._sent_back, *self._uncommitted, *done]
+            self._uncommitted, self._sent_back = [], []
         self._finish(done)
 
     def _finish(self, done: Sequence[M]) -> None:
@@ -363,13 +363,13 @@ class LaneQueue(RunPermit, Generic[M]):
 
     def lane_ended(self, key: str | None, through: int) -> None:
         if through >= self._next:
-            self._ended[key] = through
+            self._ended_lanes[key] = through
 
     def _without_ended(self, messages: Sequence[M]) -> Sequence[M]:
         """Finishes the messages of ended lanes, and returns the others."""
-        ended = self._ended
+        ended = self._ended_lanes
         settled = [message for message in messages if message.queue_offset <= ended.get(message.key, -1)]
-        self._ended = {key: through for key, through in ended.items() if through >= self._next}
+        self._ended_lanes = {key: through for key, through in ended.items() if through >= self._next}
         if not settled:
             return messages
         self._finish(settled)
@@ -405,7 +405,7 @@ class LaneQueue(RunPermit, Generic[M]):
         self.parked.clear()
         self._lanes.clear()
         self._held.clear()
-        self._ended.clear()
+        self._ended_lanes.clear()
         if self.parked_lanes is not None:
             self.parked_lanes.forget()
 

@@ -1,7 +1,7 @@
 """What happens to a message whose handler failed.
 
 A policy is data: what waits (the key or the whole queue), how long, how often, and what follows when the retries are
-used up. `after` computes the next step from the policy and the number of failures.
+used up. `next_step` computes what follows from the policy and the number of failures.
 
 Only `DeadLetter` and `SendBack` let successors pass a failed message. When `HoldKey` or `HoldQueue` runs out of
 retries, the lane is parked with everything behind it, until an operator resumes, redrives or discards it.
@@ -130,16 +130,16 @@ class Again:
 
 
 @dataclass(frozen=True, slots=True)
-class Give:
-    """Next step: hand the message to the broker (retry or dead-letter topic)."""
+class ToBroker:
+    """Next step: send the message back to the broker, which puts it into the group's retry or dead-letter topic."""
 
 
-NextStep: TypeAlias = Again | Give | Park
-GIVE: Final = Give()
+NextStep: TypeAlias = Again | ToBroker | Park
+TO_BROKER: Final = ToBroker()
 DEFAULT_POLICY: Final = HoldKey()
 
 
-def after(policy: FailurePolicy, count: int, *, asked: Millis | None = None, hopeless: bool = False) -> NextStep:
+def next_step(policy: FailurePolicy, count: int, *, asked: Millis | None = None, hopeless: bool = False) -> NextStep:
     """The next step for a message that had failed `count` times before this failure.
 
     `asked` is the delay that the handler requested: it replaces the policy's own, and is at least `MIN_SUSPEND`.
@@ -148,14 +148,14 @@ def after(policy: FailurePolicy, count: int, *, asked: Millis | None = None, hop
     """
     match policy:
         case SendBack():
-            return GIVE
+            return TO_BROKER
         case DeadLetter(hold=hold):
-            return again(hold, count, asked=asked) if _may_retry(hold, count, hopeless) else GIVE
+            return next_attempt(hold, count, asked=asked) if _may_retry(hold, count, hopeless) else TO_BROKER
         case _:
-            return again(policy, count, asked=asked) if _may_retry(policy, count, hopeless) else PARK
+            return next_attempt(policy, count, asked=asked) if _may_retry(policy, count, hopeless) else PARK
 
 
-def again(policy: FailurePolicy, count: int, *, asked: Millis | None = None) -> Again:
+def next_attempt(policy: FailurePolicy, count: int, *, asked: Millis | None = None) -> Again:
     """The wait before another attempt, even if the policy allows no more."""
     hold = policy.hold if isinstance(policy, DeadLetter) else policy
     if asked is not None:

@@ -1,10 +1,10 @@
 """Runs: the messages of a lane that a worker takes at once, and how a run ends.
 
-A run has up to `run_limit` messages of one lane, in order. Its worker calls the handler for one batch after another
-(`batch_size` messages each, usually one) and asks `run.may_go_on(now=...)` before each call. After each call it notes
-in `run.done` how many messages succeeded, so that a long run is reported while it runs. The worker ends the run once,
-with `finish(run, outcome, done=n)`: the first n messages succeeded, the outcome applies to the batch after them, and
-the rest returns to the lane in order. Until then the lane belongs to this run.
+A run has up to `run_limit` messages of one lane, in order. It consists of turns: a turn is one call of the handler,
+with a batch of `batch_size` messages, usually one. Before each turn the worker checks `run.may_continue(now=...)`, and
+after it notes in `run.done` how many messages succeeded, so that a long run is reported while it runs. The worker ends
+the run once, with `finish(run, outcome, done=n)`: the first n messages succeeded, the outcome applies to the batch
+after them, and the rest returns to the lane in order. Until then the lane belongs to this run.
 
 The functions at the end run for every message. They are not methods, because each has a compiled twin.
 
@@ -86,7 +86,10 @@ class LaneOptions:
 
 @compiled
 class RunPermit:
-    """A queue's permission to call handlers. Workers read it without the scheduler's mutex, field by field."""
+    """A queue's permission to call handlers. Workers read it without the scheduler's mutex, field by field.
+
+    It is the base class of `LaneQueue`: the permit of a run is the queue that the run was taken from.
+    """
 
     def __init__(self, usable_until: Millis) -> None:
         self.usable_until = usable_until
@@ -104,7 +107,7 @@ class LaneRun(Generic[M]):
     """
 
     __slots__ = (
-        "attempt", "began", "done", "given", "key", "lane", "messages", "permit", "queue", "running", "settled",
+        "attempt", "began", "done", "key", "lane", "messages", "permit", "queue", "running", "sending_back", "settled",
         "slice_end", "token",
     )  # fmt: skip
 
@@ -136,15 +139,15 @@ class LaneRun(Generic[M]):
         """How many messages the worker has finished so far, for reports inside the run. Only its worker writes it."""
         self.settled = 0
         """How many messages the scheduler has counted as finished before the end of the run."""
-        # Messages to be sent back by the caller: how many were done before, how many failed, and those to be sent.
-        self.given: tuple[int, int, tuple[M, ...]] | None = None
+        # While the caller sends messages back: how many were done before, how many failed, and those that are sent.
+        self.sending_back: tuple[int, int, tuple[M, ...]] | None = None
 
     @property
     def usable_until(self) -> Millis:
         """The current end of the lease: a renewal extends a run in progress."""
         return self.permit.usable_until
 
-    def may_go_on(self, *, now: Millis) -> bool:
+    def may_continue(self, *, now: Millis) -> bool:
         """Whether another batch may start: lease valid, queue not given up, time slice not used up."""
         permit = self.permit
         return not permit.withdrawn and now < permit.usable_until and now <= self.slice_end
@@ -184,7 +187,7 @@ class Plain(Enum):
     DONE = "done"
     """The whole run succeeded."""
     STOPPED = "stopped"
-    """`done` messages succeeded and the rest was not tried: `may_go_on` was False, or the worker must end."""
+    """`done` messages succeeded and the rest was not tried: `may_continue` was False, or the worker must end."""
     COMMIT = "commit"
     """Manual commit: this batch succeeded, and everything since the last commit is final."""
     ROLL_BACK = "roll back"
@@ -209,7 +212,7 @@ DONE, STOPPED, COMMIT, ROLL_BACK, FAILED, HOPELESS, ONE_BY_ONE = Plain
 
 
 class Why(Enum):
-    """What the scheduler made of an outcome; for logs and metrics."""
+    """What the scheduler made of an outcome: what its caller must do (`SEND_BACK`), and what logs and metrics say."""
 
     DONE = "done"
     STOPPED = "stopped"
@@ -219,16 +222,16 @@ class Why(Enum):
     HELD = "waits for another attempt"
     DIVIDED = "a batch runs again, one message at a time"
     PARKED = "retries used up, waits for an operator"
-    GIVE = "send these messages back, then call sent_back"
-    SENT_BACK = "handed to the broker, successors continue"
+    SEND_BACK = "send these messages back, then call sent_back"
+    SENT_BACK = "the broker has them, successors continue"
     QUEUE_GONE = "the queue is no longer assigned: commit nothing"
 
 
 class Finished(NamedTuple, Generic[M]):
     """What the caller must do after a run.
 
-    `send_back` is non-empty only with `Why.GIVE`: the run stays open and its lane waits until `sent_back` is called.
-    `until` says when a held lane runs again.
+    `send_back` is non-empty only with `Why.SEND_BACK`: then the run has not ended, and its lane waits for the call of
+    `sent_back`. `until` says when a held lane runs again.
     """
 
     why: Why

@@ -12,6 +12,11 @@ Invariants:
 3. The committable offset never passes an unfinished message, and a dropped queue has none.
 4. No run starts at or after the end of the queue's lease.
 
+How a run ends: a worker leaves the runs that succeeded in `Worker.ended`, and the scheduler collects them when the
+worker returns (`worker_returned`) or earlier (`catch_up`). All others end with `finish`. In both cases the `LaneQueue`
+settles the messages: those that are done leave its unfinished offsets, the others return to their lane. Then the lane
+goes back in line, waits on a timer, or is parked.
+
 Not thread-safe: `client/consumer/turns/scheduler` holds one mutex around every call. Knows no handlers, sockets or
 clocks, and wakes no one: `take_changes` says what others should know.
 """
@@ -25,7 +30,15 @@ from lanemq.core.consuming.flow_control import Cached
 from lanemq.core.consuming.lane_queue import LaneQueue
 from lanemq.core.consuming.lanes_at_broker import LanesAtBroker, ParkedAtBroker
 from lanemq.core.consuming.ready_line import ReadyLine
-from lanemq.core.consuming.retry_policy import KEPT_MESSAGES, Again, DeadLetter, Give, HoldKey, after, again
+from lanemq.core.consuming.retry_policy import (
+    KEPT_MESSAGES,
+    Again,
+    DeadLetter,
+    HoldKey,
+    ToBroker,
+    next_attempt,
+    next_step,
+)
 from lanemq.core.consuming.runs import (
     COMMIT,
     DONE,
@@ -196,8 +209,9 @@ class LaneScheduler(Generic[M]):
 
     # runs end
 
-    def end_runs(self, worker: Worker[M], *, now: Millis, returned_ns: int) -> None:
-        """Ends the runs of a worker that returned from them; `returned_ns` is when, before it waited for a mutex."""
+    def worker_returned(self, worker: Worker[M], *, now: Millis, returned_ns: int) -> None:
+        """Ends the runs of a worker that has called all their handlers; `returned_ns` is when, before it waited for the
+        mutex."""
         self._collect(worker, now)
         self.busy.end(worker, returned_ns)
 
@@ -205,11 +219,11 @@ class LaneScheduler(Generic[M]):
         """Takes the runs that it has not ended from a worker that ends early, and returns them to their lanes."""
         self._take_back(worker, now)
         run, worker.run = worker.run, None
-        if run is not None and run.given is not None:
-            self.sent_back(run, [False] * len(run.given[2]), now=now)
+        if run is not None and run.sending_back is not None:
+            self.sent_back(run, [False] * len(run.sending_back[2]), now=now)
         elif run is not None and run not in worker.ended:
             self.finish(run, STOPPED, done=run.done, now=now)
-        self.end_runs(worker, now=now, returned_ns=now_ns)
+        self.worker_returned(worker, now=now, returned_ns=now_ns)
 
     def catch_up(self, *, now: Millis) -> None:
         """Ends all runs that succeeded, and counts what runs in progress have finished so far.
@@ -243,7 +257,7 @@ class LaneScheduler(Generic[M]):
         A run of slow messages would otherwise be reported only at its end, and all of it repeated after a crash.
         """
         done, lane_queue = run.done, run.permit
-        if not run.settled < done < len(run.messages) or not run.running or run.given is not None:
+        if not run.settled < done < len(run.messages) or not run.running or run.sending_back is not None:
             return False
         if lane_queue.dropped or not isinstance(lane_queue, LaneQueue):
             return False
@@ -269,8 +283,8 @@ class LaneScheduler(Generic[M]):
         if not run.running or not isinstance(lane_queue, LaneQueue):
             return Finished(Why.QUEUE_GONE)
         if lane_queue.dropped:
-            return self._ended(run, self._end_stale(run))
-        if run.given is not None:
+            return self._note_end(run, self._end_stale(run))
+        if run.sending_back is not None:
             raise UsageError(f"run {run.token} of {run.queue} waits for sent_back, not for another outcome")
         if outcome is not DONE and not 0 <= done <= len(run.messages) - (outcome is not STOPPED):
             raise UsageError(f"done={done} does not fit {outcome} of a run of {len(run.messages)}")
@@ -282,28 +296,28 @@ class LaneScheduler(Generic[M]):
             failed = run.messages[done : done + (concerned or self._options.batch_size)]
             finished = self._failed(run, done, failed, outcome, now, reason)
         lane_queue.note_failing(run, finished.why, reason, now)
-        return self._ended(run, finished)
+        return self._note_end(run, finished)
 
     def sent_back(self, run: LaneRun[M], ok: Sequence[bool], *, now: Millis) -> Finished[M]:
         """Reports which messages of `Finished.send_back` the broker has taken, one value per message.
 
-        Successors run only when the whole batch is gone. Otherwise the batch waits; messages that were handed over
-        are neither run nor handed over again.
+        Successors run only when the whole batch is gone. Otherwise the batch waits; messages that the broker has are
+        neither run nor sent back again.
         """
         lane_queue, _ = self._running(run)
         if lane_queue.dropped:
-            return self._ended(run, self._end_stale(run))
-        if run.given is None or len(ok) != len(run.given[2]):
+            return self._note_end(run, self._end_stale(run))
+        if run.sending_back is None or len(ok) != len(run.sending_back[2]):
             raise UsageError("sent_back answers the messages of Finished.send_back, one value each, once")
-        done, failed, given = run.given
-        gone = {m.queue_offset for m, sent in zip(given, ok, strict=True) if sent}
+        done, failed, messages = run.sending_back
+        gone = {m.queue_offset for m, sent in zip(messages, ok, strict=True) if sent}
         batch = run.messages[done : done + failed]
         left = [m for m in batch if m.queue_offset not in gone]
         if not left:
-            return self._ended(run, self._end(run, done + len(batch), Why.SENT_BACK, now=now, gone=gone))
-        wait = again(self._options.policy, lane_queue.failures.get(left[0].queue_offset, 0))
+            return self._note_end(run, self._end(run, done + len(batch), Why.SENT_BACK, now=now, gone=gone))
+        wait = next_attempt(self._options.policy, lane_queue.failures.get(left[0].queue_offset, 0))
         lane_queue.count_failures(left)
-        return self._ended(run, self._end(run, done, Why.HELD, now=now, gone=gone, hold=wait))
+        return self._note_end(run, self._end(run, done, Why.HELD, now=now, gone=gone, hold=wait))
 
     def overdue(self, before: Millis) -> list[LaneRun[M]]:
         """Runs that began before that time, are still in progress, and may be taken over."""
@@ -433,7 +447,7 @@ class LaneScheduler(Generic[M]):
         Not while its messages are on their way to the broker, and not after the queue was lost: then they belong to
         the next owner.
         """
-        return run.running and run.given is None and self._queues.get(run.queue) is run.permit
+        return run.running and run.sending_back is None and self._queues.get(run.queue) is run.permit
 
     def _collect(self, worker: Worker[M], now: Millis) -> None:
         runs = worker.collect()
@@ -461,9 +475,9 @@ class LaneScheduler(Generic[M]):
             raise UsageError(f"run {run.token} of {run.queue} has ended already: finish each run once")
         return lane_queue, lane_queue.lane_of(run)
 
-    def _ended(self, run: LaneRun[M], finished: Finished[M]) -> Finished[M]:
-        """Notes who must know of the end of a run; a run that is handed to the broker has not ended."""
-        if finished.why is not Why.GIVE:
+    def _note_end(self, run: LaneRun[M], finished: Finished[M]) -> Finished[M]:
+        """Notes who must know of the end of a run. Messages that are to be sent back do not end it."""
+        if finished.why is not Why.SEND_BACK:
             # Whoever ends a single run need not ask for the next one; another caller may wait for it. A worker must
             # sleep until the end of a hold. A queue that was lost may be assigned again, and its lanes may start now.
             was_single = self._single.pop(run.token, None) is not None
@@ -519,7 +533,7 @@ class LaneScheduler(Generic[M]):
         if outcome is COMMIT or self._auto:
             return self._end(run, upto, Why.ILLEGAL if self._auto else Why.COMMITTED, now=now, commit=True)
         lane_queue.roll_back(lane)
-        until = self._place(lane_queue, lane, True, Why.ROLLED_BACK, again(self._options.policy, 0), now)
+        until = self._place(lane_queue, lane, True, Why.ROLLED_BACK, next_attempt(self._options.policy, 0), now)
         return Finished(Why.ROLLED_BACK, (), until)
 
     def _failed(
@@ -528,11 +542,11 @@ class LaneScheduler(Generic[M]):
         lane_queue, lane = self._running(run)
         policy, failures = self._options.policy, lane_queue.failures
         asked, hopeless = outcome.delay if isinstance(outcome, Suspend) else None, outcome is HOPELESS
-        steps = [after(policy, failures.get(m.queue_offset, 0), asked=asked, hopeless=hopeless) for m in batch]
-        give = tuple(m for m, step in zip(batch, steps, strict=True) if isinstance(step, Give))
-        if give:
-            run.given = done, len(batch), give
-            return Finished(Why.GIVE, give)
+        steps = [next_step(policy, failures.get(m.queue_offset, 0), asked=asked, hopeless=hopeless) for m in batch]
+        send_back = tuple(m for m, step in zip(batch, steps, strict=True) if isinstance(step, ToBroker))
+        if send_back:
+            run.sending_back = done, len(batch), send_back
+            return Finished(Why.SEND_BACK, send_back)
         waits = [step for step in steps if isinstance(step, Again)]
         if len(waits) < len(batch):
             attempts = max(failures.get(m.queue_offset, 0) for m in batch) + 1

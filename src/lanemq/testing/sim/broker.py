@@ -99,13 +99,13 @@ class SimServer(Server):
         dispatcher: Dispatcher,
         host: Host,
         network: Network,
-        parts: BrokerContext,
+        context: BrokerContext,
     ) -> None:
         # Virtual time stands still while requests are handled, so no slice ends early.
         super().__init__(
             dispatcher,
-            reads=parts.group_commit,
-            outbox=parts.outbox,
+            reads=context.group_commit,
+            outbox=context.outbox,
             nanoseconds=lambda: 0,
         )
         self._host = host
@@ -166,15 +166,15 @@ class SimBroker(Broker):
     @property
     def undone(self) -> list[str]:
         """What groups have not finished, in words; empty if everything is drained."""
-        parts = self.running.parts
+        context = self.running.parts
         left = []
-        for topic, queue_id in parts.store.queues():
-            end = parts.store.bounds(topic, queue_id)[1]
+        for topic, queue_id in context.store.queues():
+            end = context.store.bounds(topic, queue_id)[1]
             for group in self._machine.groups_of(topic):
-                done = parts.progress.at(group, MessageQueue(topic, self.options.name, queue_id)).offset or 0
+                done = context.progress.at(group, MessageQueue(topic, self.options.name, queue_id)).offset or 0
                 if done < end:
                     left.append(f"{group} is at {done} of {end} in {topic}/{queue_id}")
-        lanes = [lane for progress in parts.progress.parked() for lane in progress.lanes.values()]
+        lanes = [lane for progress in context.progress.parked() for lane in progress.lanes.values()]
         return left + [f"{lane.name} has {len(lane.offsets)} parked" for lane in lanes]
 
     @property

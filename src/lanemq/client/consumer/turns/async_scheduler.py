@@ -19,7 +19,7 @@ class AsyncScheduler(Scheduler):
     async def take_runs_async(self, worker: MessageWorker) -> bool:
         """`take_runs` without blocking the loop."""
         with self as lanes:
-            lanes.end_runs(worker, now=self._clock.now(), returned_ns=self._nanos())
+            lanes.worker_returned(worker, now=self._clock.now(), returned_ns=self._nanos())
         while not self._closed:
             with self:
                 filled = self._fill(worker)

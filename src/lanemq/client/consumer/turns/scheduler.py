@@ -84,7 +84,7 @@ class Scheduler:
         """Ends the worker's successful runs and gives it the next; waits for them. False if the scheduler is closed."""
         returned_ns = self._nanos()
         with self as lanes:
-            lanes.end_runs(worker, now=self._clock.now(), returned_ns=returned_ns)
+            lanes.worker_returned(worker, now=self._clock.now(), returned_ns=returned_ns)
             filled = not self._closed and self._fill(worker)
         while not (filled or self._closed):
             with self as lanes:

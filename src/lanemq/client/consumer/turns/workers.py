@@ -6,6 +6,10 @@ takes a few runs at once, and one call of the scheduler ends them and begins the
 Before each call of the handler the worker checks the run's permit, which shows a lost lease, a hand-over and a used-up
 time slice at once. A run of 32 messages is therefore as safe as 32 runs of one.
 
+What becomes of a failure: the handler returns a `Stop` for its batch. It ends the run (`RunEnd`: the stop, and how many
+messages were done before it), and the worker reports its `outcome` to the scheduler. The scheduler's answer
+(`Finished`) says why and until when the lane waits, or which messages the worker must send back to the broker first.
+
 Invariant: a worker that ends ends its turn. Handlers return a `Stop` for whatever user code raises; if anything else
 ends a worker (an error of this package, an exception that another thread sets, a task that is cancelled), its message
 fails by the policy, an error is logged, and the worker is replaced.
@@ -84,10 +88,10 @@ class Workers(ABC):
     async def stop(self, timeout_s: float) -> None:
         """Ends the workers; waits at most `timeout_s` seconds for those that call a handler."""
 
-    def _stopped_run(self, worker: MessageWorker, ran: "Ran", counts: WorkerCounts) -> MessageRun | None:
+    def _stopped_run(self, worker: MessageWorker, result: "WorkerResult", counts: WorkerCounts) -> MessageRun | None:
         """Counts the runs that succeeded; returns the one after them, if it did not."""
-        counts.succeeded(ran.runs, ran.messages)
-        return None if ran.end is None else worker.run
+        counts.succeeded(result.runs, result.messages)
+        return None if result.end is None else worker.run
 
     def _reported(
         self, worker: MessageWorker, run: MessageRun, end: "RunEnd", finished: MessageFinished, counts: WorkerCounts
@@ -151,10 +155,10 @@ class ThreadWorkers(Workers):
         subscription = self._active.subscription
         assert subscription.handler is not None
         while True:
-            ran = run_worker(worker, subscription.handler, subscription.batch_size, self._clock, counts.times)
+            result = run_worker(worker, subscription.handler, subscription.batch_size, self._clock, counts.times)
             if worker.in_child:
-                end_child(error_of(ran.end))
-            run, end = self._stopped_run(worker, ran, counts), ran.end
+                end_child(error_of(result.end))
+            run, end = self._stopped_run(worker, result, counts), result.end
             if run is None or end is None:
                 return
             self._reported(worker, run, end, self._report(run, end), counts)
@@ -163,7 +167,7 @@ class ThreadWorkers(Workers):
         if end.stop.dead_letter is not None:
             return self._on_loop(self._reporter.report(self._active, run, end))
         finished = self._active.scheduler.finish(run, end.stop.outcome, end.done, reason_of(end), end.stop.concerned)
-        if finished.why is not Why.GIVE:
+        if finished.why is not Why.SEND_BACK:
             return finished
         return self._on_loop(self._reporter.follow(self._active, run, end, finished))
 
@@ -220,7 +224,7 @@ class TaskWorkers(Workers):
                 self._add(tasks, REPLACE_AFTER)
                 error = worker.error or asyncio.CancelledError("the worker's task was cancelled")
                 _log_broken(self._active, error)
-                if run is not None and run.given is None:
+                if run is not None and run.sending_back is None:
                     end = RunEnd(Stop(FAILED, error=error), run.done)
                     finished = scheduler.finish(run, FAILED, run.done, reason_of(end))
                     worker.run = None
@@ -234,12 +238,12 @@ class TaskWorkers(Workers):
         subscription = self._active.subscription
         assert subscription.async_handler is not None
         while True:
-            ran = await run_worker_async(
+            result = await run_worker_async(
                 worker, subscription.async_handler, subscription.batch_size, self._clock, counts.times
             )
             if worker.in_child:
-                end_child(error_of(ran.end))
-            run, end = self._stopped_run(worker, ran, counts), ran.end
+                end_child(error_of(result.end))
+            run, end = self._stopped_run(worker, result, counts), result.end
             if run is None or end is None:
                 return
             self._reported(worker, run, end, await self._reporter.report(self._active, run, end), counts)
@@ -255,7 +259,7 @@ class RunEnd(NamedTuple):
     done: int
 
 
-class Ran(NamedTuple):
+class WorkerResult(NamedTuple):
     """How far a worker got: `runs` runs with `messages` messages succeeded, then one ended as `end` says, if any."""
 
     runs: int
@@ -266,12 +270,14 @@ class Ran(NamedTuple):
 _PERMIT_WITHDRAWN = Stop(STOPPED)
 
 
-def run_worker(worker: MessageWorker, handler: BatchHandler, batch_size: int, clock: Clock, times: TurnTimes) -> Ran:
+def run_worker(
+    worker: MessageWorker, handler: BatchHandler, batch_size: int, clock: Clock, times: TurnTimes
+) -> WorkerResult:
     """Runs what waits, until nothing does or a run does not fully succeed; that run is then `worker.run`."""
     runs, messages, stop, done = run_waiting(
         worker, handler, batch_size, nanoseconds_of(clock), _PERMIT_WITHDRAWN, times
     )
-    return Ran(runs, messages, None if stop is None else RunEnd(stop, done))
+    return WorkerResult(runs, messages, None if stop is None else RunEnd(stop, done))
 
 
 @compiled
@@ -317,7 +323,7 @@ def _run_batches(
     permit, slice_end = run.permit, run.slice_end
     for done in range(0, len(messages), batch_size):
         time = clock.next_turn()
-        if permit.withdrawn or time >= permit.usable_until or time > slice_end:  # `LaneRun.may_go_on`
+        if permit.withdrawn or time >= permit.usable_until or time > slice_end:  # `LaneRun.may_continue`
             clock.no_turn()
             return RunEnd(withdrawn, done)
         if not done:
@@ -331,7 +337,7 @@ def _run_batches(
 
 async def run_worker_async(
     worker: MessageWorker, handler: AsyncBatchHandler, batch_size: int, clock: Clock, times: TurnTimes
-) -> Ran:
+) -> WorkerResult:
     """`run_worker` on the event loop."""
     runs = messages = 0
     turn_clock = TurnClock(nanoseconds_of(clock), times)
@@ -340,12 +346,12 @@ async def run_worker_async(
             run = worker.run = worker.waiting.popleft()
             end = await _run_batches_async(run, handler, batch_size, turn_clock)
             if end is not None:
-                return Ran(runs, messages, end)
+                return WorkerResult(runs, messages, end)
             worker.ended.append(run)
             runs += 1
             messages += len(run.messages)
         worker.run = None
-        return Ran(runs, messages, None)
+        return WorkerResult(runs, messages, None)
     finally:
         turn_clock.stop()
 
@@ -357,7 +363,7 @@ async def _run_batches_async(
     messages[0].retried_here = run.attempt - 1
     for done in range(0, len(messages), batch_size):
         time = clock.next_turn()
-        if not run.may_go_on(now=time):
+        if not run.may_continue(now=time):
             clock.no_turn()
             return RunEnd(_PERMIT_WITHDRAWN, done)
         if not done:
@@ -391,12 +397,12 @@ class RunReporter:
         self, active: ActiveSubscription, run: MessageRun, end: RunEnd, finished: MessageFinished
     ) -> MessageFinished:
         """Hands messages to the broker if the scheduler asks for it; their lane waits until the broker has them."""
-        if finished.why is not Why.GIVE:
+        if finished.why is not Why.SEND_BACK:
             return finished
-        ok = [await self._give(active, message, end) for message in finished.send_back]
+        ok = [await self._send_back(active, message, end) for message in finished.send_back]
         return active.scheduler.sent_back(run, ok)
 
-    async def _give(self, active: ActiveSubscription, message: Message, end: RunEnd) -> bool:
+    async def _send_back(self, active: ActiveSubscription, message: Message, end: RunEnd) -> bool:
         if isinstance(policy := active.subscription.policy, SendBack):
             if isinstance(end.stop.error, NoHandler):
                 return self._skipped(message, await self._dead_letters.pass_on(message, policy.retries))
