@@ -4,12 +4,17 @@ Positions are stored in Spark's checkpoint as JSON:
 
     {
         "@created": {"orders/broker-a": 1793000000000},
+        "@stored": {"orders/broker-a/0/18": 1793000007000, "orders/broker-a/1/3": 1793000004000},
         "@tasks": {"least": 8},
         "orders": {"broker-a/0": 17, "broker-a/1": 4}
     }
 
 `@created` says when each broker created the topic: offsets of a topic that was deleted and created again stand for
 other messages, even if they exist. Apache brokers do not tell, so their topics are missing there.
+
+`@stored` says of each queue when its newest message was stored, at the time when the position was chosen: above, the
+queue ended at 19. Brokers report it with the bounds, so it costs no request. A broker that was restored from an older
+backup, and a log that was truncated, give the same offsets to other messages, which were stored at other times.
 
 `@tasks` says among how many tasks at least the batch that ends here was divided. A batch that is repeated has the same
 tasks, although the session may have other cores by then: a sink that numbers rows by task must find them again. If it
@@ -37,10 +42,25 @@ OffsetJson: TypeAlias = dict[str, dict[str, int]]
 Created: TypeAlias = dict[str, int]
 """By `topic/broker`, when the broker created the topic, in milliseconds since 1970."""
 
+
+class NewestMessage(NamedTuple):
+    """A message of a queue, as the broker reports it."""
+
+    offset: QueueOffset
+    stored: int
+    """Milliseconds since 1970, by the broker's clock."""
+
+
+Stored: TypeAlias = dict[MessageQueue, NewestMessage]
+"""The newest message of each queue, where it is known."""
+
 CREATED = "@created"
 """The member of the JSON for `Created`; no topic can have this name."""
+STORED = "@stored"
+"""The member of the JSON for `Stored`."""
 TASKS, LEAST = "@tasks", "least"
 """The member of the JSON for the least number of tasks, and its only entry."""
+_MEMBERS = (CREATED, STORED, TASKS)
 
 LATEST, EARLIEST = -1, -2
 """Values in the JSON of `startingOffsets` and `endingOffsets`, as in Spark's Kafka source."""
@@ -55,10 +75,18 @@ def to_json(
     positions: Mapping[MessageQueue, QueueOffset],
     created: Mapping[str, int] | None = None,
     least_tasks: int | None = None,
+    stored: Mapping[MessageQueue, NewestMessage] | None = None,
 ) -> OffsetJson:
     """The checkpoint's form of these positions, sorted."""
     known = {key: number for key, number in sorted((created or {}).items()) if number}
     topics: OffsetJson = {CREATED: known} if known else {}
+    newest = {
+        f"{creation_key(queue)}/{queue.queue_id}/{last.offset}": last.stored
+        for queue, last in sorted((stored or {}).items())
+        if 0 < positions.get(queue, 0) <= last.offset + 1  # an older message than the last one read shows nothing
+    }
+    if newest:
+        topics[STORED] = newest
     if least_tasks is not None:
         topics[TASKS] = {LEAST: least_tasks}
     for queue in sorted(positions):
@@ -71,7 +99,7 @@ def from_json(offset: Mapping[str, Mapping[str, int]]) -> Positions:
     positions: Positions = {}
     try:
         for topic, queues in offset.items():
-            for name, number in queues.items() if topic not in (CREATED, TASKS) else ():
+            for name, number in queues.items() if topic not in _MEMBERS else ():
                 broker, _, queue_id = name.rpartition("/")
                 positions[MessageQueue(topic, broker, int(queue_id))] = QueueOffset(int(number))
     except (AttributeError, TypeError, ValueError):
@@ -85,6 +113,16 @@ def from_json(offset: Mapping[str, Mapping[str, int]]) -> Positions:
 def created_in(offset: Mapping[str, Mapping[str, int]]) -> Created:
     """When the topics of a position were created, as far as the position says."""
     return dict(offset.get(CREATED, {}))
+
+
+def stored_in(offset: Mapping[str, Mapping[str, int]]) -> Stored:
+    """The newest messages of the queues when a position was chosen, as far as the position says."""
+    found: Stored = {}
+    for name, stored in offset.get(STORED, {}).items():
+        topic_and_broker, queue_id, number = name.rsplit("/", 2)
+        topic, _, broker = topic_and_broker.partition("/")
+        found[MessageQueue(topic, broker, int(queue_id))] = NewestMessage(QueueOffset(int(number)), stored)
+    return found
 
 
 def least_tasks_in(offset: Mapping[str, Mapping[str, int]]) -> int | None:
@@ -179,7 +217,7 @@ def _per_queue(option: str, text: str, *, least: int) -> dict[str, dict[str, int
         raise InvalidOption(f"{option}: {text!r} is not valid JSON: {error}") from None
     if not isinstance(topics, dict) or not all(isinstance(each, dict) for each in topics.values()):
         raise InvalidOption(f'{option}: {text!r} should look like {{"topic": {{"0": 17, "1": {least}}}}}')
-    for member in (CREATED, TASKS):
+    for member in _MEMBERS:
         topics.pop(member, None)
     for topic, queues in topics.items():
         for queue, number in queues.items():

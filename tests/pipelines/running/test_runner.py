@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tests.client.test_tracing import recording
 from tests.pipelines.fakes import FakeSink, FakeStage, rows_of
+from tests.spark.read.test_restored_broker import READ, TOPIC, Restorable
 from tests.spark.spark_driver import send, until
 
 from lanemq import trace_batches
@@ -299,6 +300,23 @@ def test_a_topic_that_was_created_again_is_a_data_loss(
         start(declare(sink=sink), spark, once=True).await_end(600)
     assert start(declare(sink=sink, options={"failOnDataLoss": False}), spark, once=True).await_end(600)
     assert len(sink.rows) == 24
+
+
+def test_a_broker_that_was_restored_from_an_older_backup_is_a_data_loss(spark: Any, tmp_path: Path) -> None:
+    place, sink = Restorable(tmp_path), FakeSink()
+    try:
+        pipeline = Pipeline("orders", Topic(place.broker.address, TOPIC), FakeStage(), sink, tmp_path / "checkpoint")
+        assert start(pipeline, spark, once=True).await_end(600)
+        place.restore()
+        place.send(range(100, 140))
+        with pytest.raises(PipelineFailed) as caught:
+            start(pipeline, spark, once=True).await_end(600)
+    finally:
+        place.broker.stop()
+    assert len(sink.rows) == READ
+    assert "\n" not in str(caught.value)
+    for said in (f"message {READ - 1} was stored", "empty checkpoint and table", "set failOnDataLoss=false"):
+        assert said in str(caught.value)
 
 
 def test_an_error_in_a_task_is_reported_by_its_last_line(

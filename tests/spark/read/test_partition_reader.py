@@ -2,6 +2,8 @@
 
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import ClassVar
 
 import pyarrow as pa
@@ -11,6 +13,7 @@ from lanemq.model.errors import ConnectFailed, LeaseLost, RemoteProtocolError, T
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.net.address import Address
+from lanemq.spark.offsets import NewestMessage
 from lanemq.spark.options import CHUNK_BYTES
 from lanemq.spark.read import partition_reader
 from lanemq.spark.read.partition_reader import (
@@ -87,6 +90,18 @@ def test_pulls_continue_until_the_end_of_the_range() -> None:
     reader = Scripted(found(3))
     assert list(reader.chunks(wanted(2, 10), 2)) == [b"\x02\x05", b"\x08"]
     assert reader.asked == [2, 5, 8]
+
+
+@pytest.mark.parametrize(("newest", "fails"), [(50, False), (40, True)], ids=["is there", "is another one"])
+def test_a_later_message_than_the_newest_is_another_one_unless_the_clock_was_set_back(
+    monkeypatch: pytest.MonkeyPatch, newest: int, fails: bool
+) -> None:
+    """The clock was set back if the message that was the newest one is still there."""
+    times = {19: 100, 34: newest}
+    monkeypatch.setattr(partition_reader, "_stored_at", lambda _, offset: times[offset])
+    limited = replace(wanted(20, 26), newest_before=NewestMessage(QueueOffset(34), 50))
+    with pytest.raises(DataLost, match="message 19 was stored") if fails else nullcontext():
+        assert list(Scripted(found(10)).chunks(limited, 1)) == [b"\x13"]
 
 
 def test_a_full_response_is_returned_without_copying(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -200,7 +200,7 @@ def test_a_new_queue_begins_at_its_first_message_and_loses_nothing() -> None:
 
 def test_a_recreated_queue_is_set_back_and_read_in_the_next_batch() -> None:
     found = resume_points(at(50, 4), holds((0, 5), (0, 5)))
-    assert found.recreated == at(0)
+    assert found.set_back == at(0)
     assert found.offsets == {B: 4}
     assert "created again" in found.losses[0]
 

@@ -13,9 +13,9 @@ from lanemq.pipelines.checkpoint.checkpoint import SparkLog, decisions_folder, d
 from lanemq.pipelines.checkpoint.decisions import numbers_in
 from lanemq.pipelines.pipeline import Pipeline
 from lanemq.pipelines.ports import Stage, batch_number
-from lanemq.spark.offsets import Positions, created_in, from_json
+from lanemq.spark.offsets import Positions, created_in, from_json, stored_in
 from lanemq.spark.read.brokers import Brokers
-from lanemq.spark.read.planning import replaced_queues
+from lanemq.spark.read.planning import other_ends, replaced_queues
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +63,8 @@ def _is_read_to_the_ends(pipeline: Pipeline) -> bool:
         brokers.expect(at)
         bounds = brokers.bounds()
         if replaced_queues(at, created_in(planned), brokers.created, bounds):
+            return False
+        if any(other_ends(at, stored_in(planned), brokers.stored)):
             return False
     read = {queue: offset for queue, offset in at.items() if offset}
     return read == {queue: held.end for queue, held in bounds.items() if held.end}

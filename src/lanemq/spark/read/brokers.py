@@ -12,12 +12,21 @@ from typing import TypeVar
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.calls import AdminCalls
 from lanemq.client.routing import BlockingRoutes
-from lanemq.clock import Clock
+from lanemq.clock import Clock, wall_ms
 from lanemq.model.errors import ConnectFailed, InvalidOption, TopicNotFound
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.net.address import Address, parse_addresses
-from lanemq.spark.offsets import Bounds, Created, LimitKind, Positions, RangeLimit, resolve_offset
+from lanemq.spark.offsets import (
+    Bounds,
+    Created,
+    LimitKind,
+    NewestMessage,
+    Positions,
+    RangeLimit,
+    Stored,
+    resolve_offset,
+)
 from lanemq.spark.options import ReadOptions
 from lanemq.spark.retrying import Retrying
 from lanemq.wire.codes import ResponseCode
@@ -36,6 +45,8 @@ class Brokers:
         """By topic: the brokers that hold, or held, queues of it."""
         self.created: Created = {}
         """When the topics were created, as the brokers last reported."""
+        self.stored: Stored = {}
+        """The newest message of each queue, as the brokers last reported."""
         hint = f"check it with: lanemq topic list --server '{options.servers}'; the option brokerWait limits the wait"
         self._retrying = Retrying(options.wait, clock, hint=hint)
         security = options.security
@@ -126,6 +137,10 @@ class Brokers:
             raise
         self._check_registered(topic, expected - {each.queue.broker for each in described.queues})
         self.created |= {f"{topic}/{broker}": created for broker, created in described.created_ms.items()}
+        for each in described.queues:
+            self.stored.pop(each.queue, None)
+            if each.last_stored_at is not None and each.messages:
+                self.stored[each.queue] = NewestMessage(QueueOffset(each.end - 1), wall_ms(each.last_stored_at))
         return {each.queue: Bounds(each.first, each.end) for each in described.queues}
 
     def _check_registered(self, topic: str, missed: set[str]) -> None:

@@ -5,11 +5,14 @@ The executor works on a pickled copy of the partition, which contains everything
 Invariant: every message of a range is returned once, in the order of offsets and not mixed with other ranges, or the
 reader fails, or (with `failOnDataLoss=false`) it logs what is missing. The reader waits for an absent broker up to a
 limit; a chunk is returned only when it is complete, so a retry repeats nothing.
+
+A range is read from the message before it. If another one has its offset, the log is not the one that was read so far:
+the broker was restored from an older backup, or the log was truncated, and has grown again.
 """
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -24,8 +27,9 @@ from lanemq.net.address import Address
 from lanemq.net.blocking import BlockingConnection
 from lanemq.net.security import OPEN, Security
 from lanemq.spark.columns import DecodeOptions, OnDamaged, decode
+from lanemq.spark.offsets import NewestMessage
 from lanemq.spark.options import ALL_TAGS, ReadOptions
-from lanemq.spark.read.planning import OffsetRange
+from lanemq.spark.read.planning import OffsetRange, other_log
 from lanemq.spark.retrying import Retrying
 from lanemq.spark.worker_process import prepare_task_process
 from lanemq.wire.codes import RequestCode, ResponseCode, error_for
@@ -78,6 +82,8 @@ class QueueRange:
     client: str | None = None
     epoch: int | None = None
     """Epoch of the lease under which the range was planned; the broker refuses the pull after the lease is lost."""
+    newest_before: NewestMessage | None = None
+    """The queue's newest message when `first` was chosen, which was read up to there. None: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +107,12 @@ class TaskPartition(InputPartition):
 
 
 def queue_range(
-    offsets: OffsetRange, options: ReadOptions, address: Address, client: str | None = None, epoch: int | None = None
+    offsets: OffsetRange,
+    options: ReadOptions,
+    address: Address,
+    client: str | None = None,
+    epoch: int | None = None,
+    newest_before: NewestMessage | None = None,
 ) -> QueueRange:
     """These offsets, with the broker's address and the lease under which they are read."""
     return QueueRange(
@@ -113,6 +124,7 @@ def queue_range(
         tags=options.tags,
         client=client,
         epoch=epoch,
+        newest_before=newest_before,
     )
 
 
@@ -211,7 +223,7 @@ class RangeReader:
         A response that is large enough is returned as it is; smaller ones are joined.
         """
         parts: list[bytes] = []
-        size, offset, resets = 0, wanted.first, 0
+        size, offset, resets = 0, self._begin(wanted), 0
         while offset < wanted.end:
             try:
                 reply, answer = self._retrying.call(partial(self._pull, wanted, offset), wanted.queue)
@@ -219,10 +231,14 @@ class RangeReader:
                 self._lost(f"{wanted.queue}: messages {offset} to {wanted.end - 1} are gone, their topic was deleted")
                 break
             if reply.code == ResponseCode.SUCCESS:
+                if offset < wanted.first:
+                    self._check_before(wanted, reply.body)
                 parts.append(reply.body)
                 size += len(reply.body)
             if reply.code in _ADVANCES:
                 offset = _next_offset(wanted.queue, offset, answer)
+            elif offset < wanted.first:
+                offset = wanted.first  # the message before the range is gone, which loses nothing
             else:
                 resets += 1
                 offset = self._after_missing(wanted, offset, answer, resets)
@@ -231,6 +247,40 @@ class RangeReader:
                 parts, size = [], 0
         if parts:
             yield b"".join(parts)
+
+    def _begin(self, wanted: QueueRange) -> QueueOffset:
+        """Where to pull from: the message before the range, if it is known. Pulls with tags would not return it."""
+        if wanted.newest_before is None:
+            return wanted.first
+        if wanted.tags == ALL_TAGS:
+            return QueueOffset(wanted.first - 1)
+        self._check_before(wanted, self._one(wanted, wanted.first - 1))
+        return wanted.first
+
+    def _one(self, wanted: QueueRange, offset: int) -> bytes:
+        """The record at an offset of the queue, and perhaps others; empty if it is gone."""
+        one = replace(wanted, tags=ALL_TAGS, first=QueueOffset(offset), end=QueueOffset(offset + 1))
+        try:
+            reply, _ = self._retrying.call(partial(self._pull, one, one.first, max_bytes=1), wanted.queue)
+        except TopicNotFound:
+            return b""
+        return reply.body if reply.code == ResponseCode.SUCCESS else b""
+
+    def _check_before(self, wanted: QueueRange, body: bytes) -> None:
+        """Reports a loss if the message before the range is another one than when the range's start was chosen.
+
+        It cannot be newer than the newest message was, unless the broker's clock was set back since: then the newest
+        message is still there.
+        """
+        newest = wanted.newest_before
+        now = _stored_at(body, wanted.first - 1)
+        if newest is None or now is None or now == newest.stored:
+            return
+        if newest.offset >= wanted.first:
+            is_same = _stored_at(self._one(wanted, newest.offset), newest.offset) == newest.stored
+            if now < newest.stored or is_same:
+                return
+        self._lost(other_log(wanted.queue, wanted.first, newest.stored, now))
 
     def sample(self, wanted: QueueRange) -> Sample:
         """The average message size in the first small pull of the range that returns messages."""
@@ -304,6 +354,13 @@ def _next_offset(queue: MessageQueue, offset: QueueOffset, answer: PullResponse)
     if answer.next_begin_offset <= offset:
         raise RemoteProtocolError(f"{queue}: the broker moved back from offset {offset} to {answer.next_begin_offset}")
     return QueueOffset(answer.next_begin_offset)
+
+
+def _stored_at(body: bytes, offset: int) -> int | None:
+    """The store time of the first record of a body, if it has this offset."""
+    starts = record_starts(body)
+    view = RecordView(body, starts[0]) if starts else None
+    return view.store_timestamp if view is not None and view.queue_offset == offset else None
 
 
 def _missing_until(offset: QueueOffset, answer: PullResponse, end: QueueOffset) -> int:

@@ -5,15 +5,16 @@ always give the same ranges, and with the same `least` the same tasks; a message
 reported; an empty range gets no task.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import pairwise
 from typing import Final, NamedTuple
 
+from lanemq.clock import wall_time
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
-from lanemq.spark.offsets import Bounds, Positions, creation_key
+from lanemq.spark.offsets import Bounds, Positions, Stored, creation_key
 
 Reads = Callable[[str], bool]
 """Whether a query's options select a topic."""
@@ -40,8 +41,8 @@ class ResumePoints:
     """Where reading continues in each queue, and what can no longer be read."""
 
     offsets: Positions
-    recreated: Positions
-    """Queues that were deleted and created again, with their first offset. This batch reads nothing from them."""
+    set_back: Positions
+    """Queues that end before the position, with where reading continues. This batch reads nothing from them."""
     losses: tuple[str, ...]
 
 
@@ -59,6 +60,33 @@ def replaced_queues(
     }
 
 
+def lasting_topics(created: Mapping[str, int], now: Mapping[str, int]) -> frozenset[str]:
+    """The keys of topics that are known to be the same, then and now."""
+    return frozenset(key for key, at in created.items() if now.get(key) == at)
+
+
+def other_log(queue: MessageQueue, at: int, before: int, now: int) -> str:
+    """The loss of a query at offset `at` if the message below it was stored at `before`, and that of today at `now`."""
+    return (
+        f"{queue}: message {at - 1} was stored at {_shown(before)}, and now another one has its offset, stored at "
+        f"{_shown(now)}: the broker was restored from an older backup, or has lost the end of its log, and the query "
+        f"would skip newer messages below {at}. A new checkpoint with startingTimestamp={before + 1} reads them; a "
+        f"pipeline begins with an empty checkpoint and table"
+    )
+
+
+def _shown(stored: int) -> str:
+    return wall_time(stored).isoformat(timespec="milliseconds")
+
+
+def other_ends(start: Positions, before: Stored, now: Stored) -> Iterator[str]:
+    """A loss for each queue that ends at the query's position, but with another message than when it was read."""
+    for queue, at in start.items():
+        was, end = before.get(queue), now.get(queue)
+        if was is not None and end is not None and was.offset == end.offset == at - 1 and was.stored != end.stored:
+            yield other_log(queue, at, was.stored, end.stored)
+
+
 def _differ(before: int | None, now: int | None) -> bool:
     return before is not None and now is not None and before != now
 
@@ -70,21 +98,28 @@ def replaced_loss(queue: MessageQueue, at: int) -> str:
     )
 
 
-def resume_points(start: Positions, bounds: Mapping[MessageQueue, Bounds], reads: Reads = _all) -> ResumePoints:
-    """Where to continue from `start`, given what the queues hold now. A new queue begins at its first message."""
+def resume_points(
+    start: Positions, bounds: Mapping[MessageQueue, Bounds], reads: Reads = _all, lasting: Collection[str] = ()
+) -> ResumePoints:
+    """Where to continue from `start`, given what the queues hold now. A new queue begins at its first message.
+
+    A queue that ends before the position belongs to a topic that was created again, and is read from its first message;
+    unless its topic is one of `lasting`: then the broker was restored from a backup, and the query has read all of it.
+    """
     offsets: Positions = {}
-    recreated: Positions = {}
+    set_back: Positions = {}
     losses = [_gone(queue, start[queue], reads) for queue in start if queue not in bounds]
     for queue, (first, end) in bounds.items():
         at = start.get(queue, first)
         if at > end:
-            recreated[queue] = first
-            losses.append(_recreated(queue, at, end))
+            is_same = creation_key(queue) in lasting
+            set_back[queue] = end if is_same else first
+            losses.append(_ends_before(queue, at, end, _RESTORED if is_same else _RECREATED))
             continue
         offsets[queue] = max(at, first)
         if at < first:
             losses.append(f"{queue}: messages {at} to {first - 1} are gone, the first one left is {first}")
-    return ResumePoints(offsets, recreated, tuple(losses))
+    return ResumePoints(offsets, set_back, tuple(losses))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +149,7 @@ def plan_batch(
         if first > at:
             losses.append(f"{queue}: messages {at} to {first - 1} are gone, the first one left is {held.first}")
         if last < until:
-            losses.append(_recreated(queue, until, held.end))
+            losses.append(_ends_before(queue, until, held.end, _RECREATED))
         if first < last:
             ranges.append(OffsetRange(queue, QueueOffset(first), QueueOffset(last)))
     return BatchPlan(tuple(ranges), tuple(losses))
@@ -218,5 +253,9 @@ def _gone(queue: MessageQueue, at: int, reads: Reads) -> str:
     return f"{queue}: the queue or its topic no longer exists; the query was at offset {at}"
 
 
-def _recreated(queue: MessageQueue, at: int, end: int) -> str:
-    return f"{queue}: the query is at offset {at}, the queue ends at {end}: its topic was deleted and created again"
+_RESTORED: Final = "the broker was restored from an older backup, and what it held after that is gone"
+_RECREATED: Final = "its topic was deleted and created again, or the broker was restored from an older backup"
+
+
+def _ends_before(queue: MessageQueue, at: int, end: int, why: str) -> str:
+    return f"{queue}: the query is at offset {at}, the queue ends at {end}: {why}"

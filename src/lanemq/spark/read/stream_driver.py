@@ -23,7 +23,7 @@ from lanemq.model.units import Epoch, Millis, QueueOffset
 from lanemq.spark.group.member_calls import MemberCalls
 from lanemq.spark.group.membership import DriverMembership
 from lanemq.spark.group.one_load import OneLoad
-from lanemq.spark.offsets import OffsetJson, Positions, from_json, to_json
+from lanemq.spark.offsets import NewestMessage, OffsetJson, Positions, Stored, from_json, to_json
 from lanemq.spark.options import ReadOptions
 from lanemq.spark.parallelism import least_tasks
 from lanemq.spark.read.brokers import BoundsByQueue, Brokers
@@ -39,9 +39,11 @@ from lanemq.spark.read.partition_reader import (
 from lanemq.spark.read.planning import (
     OffsetRange,
     available,
+    lasting_topics,
     limit_bytes,
     limit_rows,
     must_wait,
+    other_ends,
     pack,
     plan_batch,
     replaced_loss,
@@ -85,6 +87,8 @@ class StreamDriver:
         self._running: Positions = {}
         """The end of the batch that was planned last."""
         self._last_batch = self._clock.now()
+        self._read_before: dict[tuple[MessageQueue, QueueOffset], NewestMessage] = {}
+        """By queue and start of the batch that is planned: the queue's newest message when that start was chosen."""
         self._left_out: Positions = {}
         """Queues whose part of a batch another member reads, and where that part began."""
         self._reported_losses: dict[str, frozenset[str]] = {}
@@ -109,11 +113,18 @@ class StreamDriver:
         if self._membership is not None:
             self._need_whole_share(self._membership)
 
-    def next_end(self, start: Positions, limit: ReadLimit, created: Mapping[str, int] | None = None) -> Positions:
+    def next_end(
+        self,
+        start: Positions,
+        limit: ReadLimit,
+        created: Mapping[str, int] | None = None,
+        stored: Stored | None = None,
+    ) -> Positions:
         """The end of the next batch; `start` if there is nothing to do yet.
 
         By queue: `first` is where reading continues, `top` how far the batch may go, and `set_back` where a position
-        goes back to without being read in this batch. `created` says when the topics of `start` were created.
+        goes back to without being read in this batch. `created` says when the topics of `start` were created, `stored`
+        which messages were the newest ones then.
         """
         options = self._options
         self.brokers.expect(start)
@@ -121,10 +132,13 @@ class StreamDriver:
             self._batch_done(self._membership, start)
         bounds = self._bounds()
         replaced = replaced_queues(start, created or {}, self.brokers.created, bounds)
-        found = resume_points(*self._readable(start | replaced, bounds), self._options.reads)
+        lasting = lasting_topics(created or {}, self.brokers.created)
+        found = resume_points(*self._readable(start | replaced, bounds), self._options.reads, lasting)
         lost = tuple(replaced_loss(queue, start[queue]) for queue in replaced)
-        self._report_losses("chosen", found.losses + lost)
-        set_back = self._put_back(start) | found.recreated | replaced
+        kept = {queue: at for queue, at in start.items() if queue not in replaced}
+        others = tuple(other_ends(kept, stored or {}, self.brokers.stored))
+        self._report_losses("chosen", found.losses + lost + others)
+        set_back = self._put_back(start) | found.set_back | replaced
         first = {queue: at for queue, at in found.offsets.items() if queue not in set_back}
         top = {queue: max(first[queue], self.ends[queue]) for queue in first}
         if self._target is not None:
@@ -137,7 +151,7 @@ class StreamDriver:
     def all_available(self) -> OffsetJson:
         """The current end of every queue. What is missing between start and end is found when the batch is planned."""
         self._bounds()
-        return to_json(self.ends, self.brokers.created, self.least_tasks)
+        return to_json(self.ends, self.brokers.created, self.least_tasks, self.brokers.stored)
 
     def partitions(
         self,
@@ -146,13 +160,15 @@ class StreamDriver:
         created: Mapping[str, int] | None = None,
         created_before: Mapping[str, int] | None = None,
         least: int | None = None,
+        stored: Stored | None = None,
     ) -> list[TaskPartition]:
         """The partitions of the batch from `start` to `end`; the same again after a failure.
 
         `created` says when the topics of `end` were created, `created_before` those of `start`. `least` is the number
-        of tasks that was chosen with `end`.
+        of tasks that was chosen with `end`, and `stored` are the newest messages when `start` was chosen.
         """
         self.brokers.expect(start)
+        self._read_before = {(queue, start[queue]): last for queue, last in (stored or {}).items() if queue in start}
         bounds = self._bounds()
         replaced = replaced_queues(end, created or {}, self.brokers.created, bounds)
         self._report_losses("replaced", [replaced_loss(queue, start.get(queue, 0)) for queue in replaced])
@@ -185,10 +201,11 @@ class StreamDriver:
     def _start_of_all(self, start: Positions, created: Mapping[str, int], bounds: BoundsByQueue) -> Positions:
         """Where a batch begins whose end was chosen without its start; reports what is lost before it."""
         replaced = replaced_queues(start, created, self.brokers.created, bounds)
-        found = resume_points(start | replaced, bounds, self._options.reads)
+        lasting = lasting_topics(created, self.brokers.created)
+        found = resume_points(start | replaced, bounds, self._options.reads, lasting)
         lost = tuple(replaced_loss(queue, start[queue]) for queue in replaced)
         self._report_losses("chosen", found.losses + lost)
-        return start | replaced | found.recreated
+        return start | replaced | found.set_back
 
     def report_done(self, end: Positions) -> None:
         """Stores the group's offsets at the broker; a member does so under its leases."""
@@ -210,7 +227,14 @@ class StreamDriver:
                 log.warning("offset %s of %s is not stored at the broker: %s", offset, queue, error)
 
     def _range(self, each: OffsetRange, client: str | None = None, epoch: int | None = None) -> QueueRange:
-        return queue_range(each, self._options, self.brokers.master(each.queue), client, epoch)
+        return queue_range(
+            each,
+            self._options,
+            self.brokers.master(each.queue),
+            client,
+            epoch,
+            self._read_before.get((each.queue, each.first)),
+        )
 
     def _report_last(self) -> None:
         """Reports the last batch. Spark confirms a batch only when it plans the next one."""

@@ -11,7 +11,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from lanemq.spark.columns import arrow_schema, check_schema
-from lanemq.spark.offsets import OffsetJson, created_in, from_json, least_tasks_in, to_json
+from lanemq.spark.offsets import OffsetJson, created_in, from_json, least_tasks_in, stored_in, to_json
 from lanemq.spark.options import ReadOptions
 from lanemq.spark.read.partition_reader import read_partition
 from lanemq.spark.versions import (
@@ -54,7 +54,7 @@ class LaneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         bounds = brokers.existing_bounds()
         warn_if_too_few_queues(self._options, len(bounds))
         positions = brokers.positions(self._options.start, bounds)
-        return to_json(positions, brokers.created, self._driver.least_tasks)
+        return to_json(positions, brokers.created, self._driver.least_tasks, brokers.stored)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         if self._options.max_offsets is not None:
@@ -65,11 +65,14 @@ class LaneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The end of the next batch. PySpark before 4.2 gives neither start nor limit."""
         if start is None or limit is None:
             return self._driver.all_available()
-        driver, created, before = self._driver, created_in(start), from_json(start)
-        end = driver.next_end(before, limit, created)
-        # Spark takes another text for new data, so the number of tasks changes only with a position.
+        driver, created, before, stored = self._driver, created_in(start), from_json(start), stored_in(start)
+        end = driver.next_end(before, limit, created, stored)
+        # Spark takes another text for new data, so the number of tasks and the newest messages change only with a
+        # position. The message of an unchanged position stays, because it shows that the log is the same.
         least = least_tasks_in(start) if end == before else driver.least_tasks
-        return to_json(end, created | driver.brokers.created, least)
+        moved = {queue: last for queue, last in driver.brokers.stored.items() if end.get(queue) != before.get(queue)}
+        unmoved = {queue: last for queue, last in stored.items() if end.get(queue) == before.get(queue)}
+        return to_json(end, created | driver.brokers.created, least, unmoved | moved)
 
     def reportLatestOffset(self) -> OffsetJson | None:  # noqa: N802
         return to_json(self._driver.ends, self._driver.brokers.created) if self._driver.ends else None
@@ -79,7 +82,7 @@ class LaneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: OffsetJson, end: OffsetJson) -> Sequence[InputPartition]:
         return self._driver.partitions(
-            from_json(start), from_json(end), created_in(end), created_in(start), least_tasks_in(end)
+            from_json(start), from_json(end), created_in(end), created_in(start), least_tasks_in(end), stored_in(start)
         )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

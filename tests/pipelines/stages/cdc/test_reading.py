@@ -50,6 +50,34 @@ def test_only_the_newest_message_is_read_if_the_message_key_names_its_row() -> N
     assert count_reads(stage(sequence=("id",)), MANY) == 50, "a source sequence may disagree with the offsets"
 
 
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("json", b'{"id":1,"name":"x","id":2}'),
+        ("json", b'{"id":1,"name":"x","\\u0069d":2}'),
+        ("debezium", b'{"before":null,"after":{"id":1,"name":"x","id":2},"op":"u"}'),
+        ("debezium", b'{"before":null,"after":{"id":1},"op":"u","after":{"name":"x", "id" : 2}}'),
+        ("debezium", b'{"before":null,"after":{"id":1,"name":"x"},"op":"u","before":{"id":2},"op":"d"}'),
+        ("debezium", b'{"before":null,"after":{"id":1,"name":"x"},"op":"u","op": "t"}'),
+    ],
+    ids=["field", "escaped field", "field of after", "after", "before", "operation"],
+)
+def test_a_field_that_occurs_twice_has_its_last_value_in_every_batch(tmp_path: Path, kind: Any, value: bytes) -> None:
+    events = [each if kind == "json" else debezium("c", None, each) for each in (row(2, "first"), row(1, "newest"))]
+    first, newest = (json.dumps(each, separators=(",", ":")).encode() for each in events)
+    pairs: list[tuple[str | None, Value]] = [('{"id": 2}', first), *[('{"id": 1}', value)] * 5]
+    pairs.append(('{"id": 1}', newest))
+    found = []
+    for batches in ([pairs], [[pair] for pair in pairs]):
+        replica, offset = Replica(stage(format=kind, one_queue=True), tmp_path / str(len(batches))), 0
+        for batch in batches:
+            replica.process(messages(batch, first=offset))
+            offset += len(batch)
+        found.append(names(replica))
+    assert found[0] == found[1]
+    assert found[0][1] == "newest"
+
+
 def test_all_messages_of_a_plain_message_key_are_read_without_fold_first() -> None:
     """Message key "17" may be customer 17 with many orders, one of them order 17."""
     pairs: list[tuple[str | None, Value]] = [("17", row(3, "x")), *[("17", row(17, "y"))] * 9]

@@ -106,8 +106,6 @@ class Reading:
 class Format(Protocol):
     """Reads one kind of event."""
 
-    opening: str
-    """A regular expression for how an event of one row usually begins, up to the row's first field."""
     document: Any
     """The type of a message's value; a message without a value is None."""
     row_types: RowTypes

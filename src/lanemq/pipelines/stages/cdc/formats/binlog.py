@@ -18,7 +18,6 @@ from lanemq.pipelines.stages.cdc.table import ReplicaTable
 class BinlogFormat(ABC):
     """What both formats have in common."""
 
-    opening = "$^"
     puts: tuple[str, ...]
     marks: tuple[str, ...] = ()
     """Types of messages that concern no row."""

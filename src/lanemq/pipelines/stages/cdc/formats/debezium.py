@@ -31,8 +31,6 @@ _NO_SCHEMA: Final = msgspec.Raw()
 class DebeziumFormat:
     """Reads events that have the row before and after."""
 
-    opening = r'^\{"before":null,"after":\{'
-
     def __init__(self, table: ReplicaTable, parts: Sequence[Part], only_table: str | None = None) -> None:
         self.row_types = RowTypes(table)
         fields: dict[str, Any] = {

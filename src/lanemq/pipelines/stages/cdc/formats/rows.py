@@ -21,8 +21,6 @@ _YES = (True, "true", "t", "1", 1)
 class RowFormat:
     """Reads rows as they are."""
 
-    opening = r"^\{"
-
     def __init__(self, table: ReplicaTable, parts: Sequence[Part], deleted: str | None = None) -> None:
         paths = [part.path for part in parts] + ([deleted] if deleted else [])
         self.row_types = RowTypes(table, with_paths({}, [path for path in paths if path not in table.columns]))
