@@ -47,9 +47,9 @@ def ownership(context: GroupContext, peer: Peer, group: str, queue: MessageQueue
 
 def members_changed(context: GroupContext, groups: Collection[str], given_up: Collection[LostFilter] = ()) -> None:
     """Record what the members of changed groups select, and which lost members are given up, then notify them."""
-    for group in groups if parts.recording.on else ():
+    for group in groups if context.recording.on else ():
         lost = {each.topic: each for each in given_up if each.group == group}
-        parts.recording.selected(group, context.members.selections(group), context.queues, lost)
+        context.recording.selected(group, context.members.selections(group), context.queues, lost)
     context.notices.group_changed(groups)
 
 
@@ -57,14 +57,14 @@ def max_retries(context: GroupContext, group: str, requested: int | None) -> int
     """How often a group's message is retried: as the request says, else as the group's settings say."""
     if requested is not None and requested >= 0:
         return requested
-    settings = parts.groups.get(group)
+    settings = context.groups.get(group)
     return None if settings is None else settings.retry_max_times
 
 
 def free_progress(context: GroupContext, forgotten: Forgotten) -> None:
     """Free the memory of the progress of a deleted group or topic, and what it was charged with."""
     context.charges.shrink(Quota.OFFSETS, forgotten.groups)
-    parts.slices.begin_later(forgotten.steps)
+    context.slices.begin_later(forgotten.steps)
 
 
 def free_leases(context: GroupContext, forgotten: ForgottenLeases) -> Epoch:
@@ -73,10 +73,10 @@ def free_leases(context: GroupContext, forgotten: ForgottenLeases) -> Epoch:
     Returns the floor of the epochs, which must be saved before their rows are deleted.
     """
     context.charges.shrink(Quota.LEASES, forgotten.groups)
-    if parts.recording.on:  # at once: in the history, the end of a lease is before the next owner's
-        parts.recording.withdrawn(row for row in forgotten.steps if row is not None)
+    if context.recording.on:  # at once: in the history, the end of a lease is before the next owner's
+        context.recording.withdrawn(row for row in forgotten.steps if row is not None)
     else:
-        parts.slices.begin_later(forgotten.steps)
+        context.slices.begin_later(forgotten.steps)
     return context.locks.floor
 
 
