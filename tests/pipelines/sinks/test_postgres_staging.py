@@ -345,7 +345,7 @@ def test_a_batch_whose_copies_fail_again_and_again_ends_with_the_cause(target: S
 def test_executors_that_cannot_copy_are_named(target: StagedTarget, error: LaneError) -> None:
     sink = target.opened()
     sink._run_tasks = lambda task, lists: [error]
-    with pytest.raises(type(error), match=rf"{error}; this is about a Spark task: .* copies=0"):
+    with pytest.raises(type(error), match=rf"{error}; this concerns a Spark task: .* copies=0"):
         sink.write(target.batch_rows(a=[1], b=[2]), named(1, 0))
 
 

@@ -134,6 +134,73 @@ def test_a_table_that_does_not_fit_is_refused_at_open(
         target.opened(schema=schema, how=how)
 
 
+BY_NAME = t.StructType([t.StructField("id", t.StringType(), False), *CHANGES.fields[1:]])
+LOOSE = "CREATE COLLATION {schema}.loose (provider = icu, locale = 'und-u-ks-level2', deterministic = false)"
+
+
+@pytest.mark.parametrize("index", [False, True], ids=["column", "index"])
+@both
+def test_a_key_that_compares_loosely_is_refused_at_open(target: Any, index: bool) -> None:
+    """Two rows would become one: "a" and "A"."""
+    name, collation = "rows", "NOCASE"
+    if isinstance(target, PostgresTarget):
+        name, collation = f"{target.schema}.rows", f"{target.schema}.loose"
+        target.ask(LOOSE.format(schema=target.schema))
+    id_column = "id TEXT NOT NULL" if index else f"id TEXT COLLATE {collation} PRIMARY KEY"
+    target.ask(f"CREATE TABLE {name} ({id_column}, text TEXT, _sequence BIGINT, _deleted BOOLEAN)")
+    if index:
+        target.ask(f"CREATE UNIQUE INDEX by_id ON {name} (id COLLATE {collation})")
+    with pytest.raises(InvalidOption, match=r"id of table .*rows compares texts loosely \(collation .*loose|nocase"):
+        target.opened(schema=BY_NAME, how=KEYED)
+
+
+@both
+def test_a_key_that_compares_exactly_is_accepted(target: Any) -> None:
+    name = "rows" if isinstance(target, SqliteTarget) else f"{target.schema}.rows"
+    target.ask(f"CREATE TABLE {name} (id TEXT, text TEXT, _sequence BIGINT, _deleted BOOLEAN)")
+    target.ask(f"CREATE UNIQUE INDEX by_id ON {name} (id)")
+    rows = [{"id": key, "text": key, "_sequence": 1, "_deleted": False} for key in ("a", "A")]
+    table = TableRows(BY_NAME, pa.Table.from_pylist(rows, schema=arrow_schema(BY_NAME)))
+    target.opened(schema=BY_NAME, how=KEYED).write(table, named(1, 0))
+    assert target.changed() == {"a": "a", "A": "A"}
+
+
+ALTERED = [
+    ("n REAL, shard TEXT, text TEXT", "column n is real in table"),
+    ("n BIGINT, shard TEXT, text TEXT, must BIGINT NOT NULL", "column must .* needs a value"),
+    ("n BIGINT, shard TEXT", "column text was removed from table .*rows while the pipeline ran"),
+    (None, "table .*rows is gone"),
+]
+
+
+@pytest.mark.parametrize(("columns", "said"), ALTERED, ids=["type", "required", "removed", "dropped"])
+@pytest.mark.parametrize("staged", [False, True], ids=["by the driver", "by tasks"])
+@both
+def test_a_table_that_another_program_changes_during_a_run_is_refused(
+    target: Any, columns: str | None, said: str, staged: bool
+) -> None:
+    """Otherwise a number that the column cannot hold would be rounded, without a word."""
+    name = "rows" if isinstance(target, SqliteTarget) else f"{target.schema}.rows"
+    sink = target.opened()
+    assert sink.write(target.batch_rows(a=[1]), named(1, 0))
+    target.ask(f"DROP TABLE {name}")
+    if columns is not None:
+        target.ask(f"CREATE TABLE {name} ({columns})")
+    rows = target.batch_rows(a=[2**24 + 1])
+    with pytest.raises((InvalidOption, StateLost), match=said):
+        sink._commit(named(1, 1), sink._opened(), 0, lambda _: 0) if staged else sink.write(rows, named(1, 1))
+    assert columns is None or target.ask(f"SELECT * FROM {name}") == []
+
+
+@both
+def test_a_column_that_another_program_adds_during_a_run_changes_nothing(target: Any) -> None:
+    name = "rows" if isinstance(target, SqliteTarget) else f"{target.schema}.rows"
+    sink = target.opened()
+    target.ask(f"ALTER TABLE {name} ADD COLUMN note TEXT")
+    assert sink.write(target.batch_rows(a=[1, 2]), named(1, 0))
+    assert target.ask(f"SELECT n, note FROM {name} ORDER BY n") == [(1, None), (2, None)]
+
+
 @both
 def test_columns_are_not_added_without_evolve(target: Any) -> None:
     target.opened()

@@ -389,6 +389,24 @@ class PostgresSink(SqlSink):
         )
         return [Column(*row) for row in found]
 
+    def _keep_columns(self, connection: Any) -> None:
+        if self._columns(connection, self._name):
+            connection.execute(f"LOCK TABLE {self._name} IN ROW EXCLUSIVE MODE")
+
+    def _loose_keys(self, connection: Any, keys: Sequence[str]) -> list[tuple[str, str]]:
+        found = self._execute(
+            connection,
+            "SELECT i.indexrelid::bigint, a.attname, c.collname, coalesce(c.collisdeterministic, true) "
+            "FROM pg_index i CROSS JOIN LATERAL unnest(i.indkey::int2[], i.indcollation::oid[]) AS k(attnum, coll) "
+            "JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum "
+            "LEFT JOIN pg_collation c ON c.oid = k.coll WHERE i.indisunique AND i.indrelid = to_regclass(?)",
+            (self._name,),
+        )
+        names: dict[int, set[str]] = {}
+        for index, name, *_ in found:
+            names.setdefault(index, set()).add(name)
+        return [(name, each) for index, name, each, exact in found if not exact and names[index] == set(keys)]
+
     def _column_type(self, field: pa.Field) -> str:
         kind = column_type(field.type)
         if field.name == SEQUENCE and kind == "text":

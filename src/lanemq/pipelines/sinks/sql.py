@@ -3,7 +3,8 @@
 Invariants: the ledger row of (query, table) is locked before a batch is checked and changes together with the rows, so
 of two runs one waits for the other and then sees what it did. A batch that the table has, or whose run was replaced,
 changes nothing. A table that has to be created has no batches, whatever the ledger says. After an error it is unknown
-whether the commit arrived, so the next attempt reads the ledger again.
+whether the commit arrived, so the next attempt reads the ledger again. A batch is written only to columns that were
+checked: if another program changes them during a run, they are checked again.
 
 A merge replaces a row only by one with a higher sequence. Deletions stay as rows with `_deleted`; a truncation of the
 source deletes all rows that are older.
@@ -20,7 +21,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from lanemq.clock import Clock, SystemClock
-from lanemq.model.errors import InvalidOption
+from lanemq.model.errors import InvalidOption, StateLost
 from lanemq.model.units import Seconds, to_millis
 from lanemq.pipelines.ports import DELETED, KEPT, QUEUE, SEQUENCE, Append, Batch, Merge, Rows, changed_in_two_queues
 from lanemq.pipelines.sinks.exact_sink import (
@@ -31,6 +32,7 @@ from lanemq.pipelines.sinks.exact_sink import (
     kept_marks,
     merge_table,
     refuse_other_sequence,
+    refuse_removed,
     shard_tables,
 )
 from lanemq.spark.retrying import Retrying
@@ -78,6 +80,8 @@ class SqlSink(ExactSink, ABC):
         self._clock = clock or SystemClock()
         self._retrying = Retrying(to_millis(wait), self._clock)
         self._extra_columns = ExtraColumns(f"table {table}")
+        self._checked: list[Column] = []
+        """The columns that were found to fit."""
 
     def __str__(self) -> str:
         return f"table {self._table}"
@@ -131,6 +135,7 @@ class SqlSink(ExactSink, ABC):
             entry = self._locked_entry(connection, terms)
             if not self._admits(entry, batch):
                 return False
+            self._check_changed(connection)
             stale = apply(connection)
             self._note(connection, terms, batch.number)
             if entry.owner is None:
@@ -190,6 +195,23 @@ class SqlSink(ExactSink, ABC):
         if isinstance(terms.how, Merge):
             self._check_upsert(connection, terms)
 
+    def _check_changed(self, connection: Any) -> None:
+        """Check the columns again if they are not those of the last check. They stay until the transaction ends."""
+        self._keep_columns(connection)
+        there, terms = self._columns(connection, self._name), self._opened()
+        if there == self._checked:
+            return
+        if not there:
+            raise StateLost(
+                f"table {self._table} is gone: another program dropped or renamed it while the pipeline ran. Put it "
+                f"back; or start with --new-sink or run(..., new_sink=True), which continues with a new table"
+            )
+        refuse_removed(f"table {self._table}", {column.name for column in there}, terms.schema.names)
+        self._check_columns(there, terms)
+        if isinstance(terms.how, Merge):
+            self._check_upsert(connection, terms)
+        self._checked = there
+
     def _fit_extra(self, connection: Any, changes: pa.Table) -> tuple[pa.Table, list[pa.Field]]:
         """The changes as the table can take them, and the columns that only they have."""
         declared = self._opened().schema.names
@@ -233,12 +255,22 @@ class SqlSink(ExactSink, ABC):
             raise InvalidOption(f"table {self._table} is merged by key, and this pipeline appends: use another table")
 
     def _check_upsert(self, connection: Any, terms: Terms) -> None:
-        """Run the merge statement over no rows: without a unique index on the keys the database refuses it."""
+        """Run the merge statement over no rows: without a unique index on the keys the database refuses it.
+
+        The index must not take different keys for equal ones.
+        """
         try:
             self._execute(connection, self._upsert(terms, f"SELECT {names_of(terms)} FROM {self._name} WHERE 1 = 0"))
         except InvalidOption as error:
             keys = ", ".join(terms.how.keys) if isinstance(terms.how, Merge) else ""
             raise InvalidOption(f"table {self._table} cannot be merged by {keys}; is it unique? {error}") from error
+        assert isinstance(terms.how, Merge)
+        for column, collation in self._loose_keys(connection, terms.how.keys):
+            raise InvalidOption(
+                f"column {column} of table {self._table} compares texts loosely (collation {collation}), so rows with "
+                f"different keys, such as a and A, would become one: give the column and its unique index a collation "
+                f"that compares exactly, or write to another table"
+            )
 
     def _upsert(self, terms: Terms, source: str) -> str:
         """The statement that inserts rows, or replaces those with the same key if the new one is newer."""
@@ -349,6 +381,14 @@ class SqlSink(ExactSink, ABC):
     @abstractmethod
     def _columns(self, connection: Any, table: str) -> list[Column]:
         """The columns of a table, given its quoted name; empty if there is no such table."""
+
+    @abstractmethod
+    def _keep_columns(self, connection: Any) -> None:
+        """Keep other sessions from changing the table's columns until the transaction ends."""
+
+    @abstractmethod
+    def _loose_keys(self, connection: Any, keys: Sequence[str]) -> list[tuple[str, str]]:
+        """The columns that a unique index over exactly these keys compares loosely, with their collations."""
 
     @abstractmethod
     def _column_type(self, field: pa.Field) -> str:

@@ -106,6 +106,18 @@ class SqliteSink(SqlSink):
             Column(name, kind.lower(), bool(must and default is None)) for _, name, kind, must, default, *_ in found
         ]
 
+    def _keep_columns(self, connection: Any) -> None:
+        """Nothing to do: the transaction locks the whole file."""
+
+    def _loose_keys(self, connection: Any, keys: Sequence[str]) -> list[tuple[str, str]]:
+        loose: list[tuple[str, str]] = []
+        for _, index, is_unique, *_ in self._execute(connection, f"PRAGMA index_list({self._name})"):
+            columns = self._execute(connection, f"PRAGMA index_xinfo({quoted(index)})")
+            collations = {name: collation for _, _, name, _, collation, is_key in columns if is_key}
+            if is_unique and collations.keys() == set(keys):
+                loose += [(name, each.lower()) for name, each in collations.items() if each != "BINARY"]
+        return loose
+
     def _column_type(self, field: pa.Field) -> str:
         return f"{_declared(field.type)}{'' if field.nullable else ' NOT NULL'}"
 
