@@ -30,10 +30,10 @@ class HeldLocks:
         self.violations += [f"{what} with {lock.made_in} held" for lock, who in [*self.holders.items()] if who is me]
 
     def new(self) -> "TrackedLock | threading.Lock":
-        """As `threading.Lock`. One that `ThreadWaiter` makes is no lock: a thread waits for another to release it."""
+        """As `threading.Lock`. Those of `ThreadWaiter` and `Bell` are no locks: a thread waits for another one."""
         frame = sys._getframe(1)
         module, function = frame.f_globals.get("__name__", ""), frame.f_code.co_qualname
-        if not module.startswith(MODULES) or function == "ThreadWaiter.__init__":
+        if not module.startswith(MODULES) or function in ("ThreadWaiter.__init__", "Bell.sleeper"):
             return _new_lock()
         return TrackedLock(self, f"{module}.{function}")
 

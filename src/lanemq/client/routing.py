@@ -16,6 +16,7 @@ from dataclasses import replace
 from msgspec.structs import replace as replace_fields
 
 from lanemq.background_log import ClientLog
+from lanemq.client.bell import Bell
 from lanemq.client.topic_route import RouteCache, TopicRoute, keys_would_move, provisional_route, topic_route
 from lanemq.client.topics import NewTopic, Steps, ensure, look_up, plain_route, read_layout, run, run_async
 from lanemq.clock import Clock, SystemClock
@@ -32,7 +33,7 @@ from lanemq.model.errors import (
 )
 from lanemq.model.names import DEFAULT_TOPIC, check_topic
 from lanemq.net.address import Address
-from lanemq.net.blocking import BlockingConnection
+from lanemq.net.blocking import BlockingConnection, ClientThread
 from lanemq.net.connection import ConnectionPool
 from lanemq.net.rate_limited_log import OutageLog
 from lanemq.net.security import OPEN, Security
@@ -323,10 +324,9 @@ class BlockingRoutes(CachedRoutes):
         tell_child(self)
 
     def _begin(self) -> None:
-        self._lock = threading.Lock()
-        # What callers wait for; guarded by `_lock`, as is the thread that works on it.
+        # What callers wait for. Only the thread that holds `_answering` removes a question.
         self._questions: dict[tuple[str, bool], _Question] = {}
-        self._answering: threading.Thread | None = None
+        self._answering = threading.Lock()
         # Held by the thread that uses the connections.
         self._asking = threading.Lock()
         self._connections: dict[Address, BlockingConnection] = {}
@@ -347,25 +347,18 @@ class BlockingRoutes(CachedRoutes):
             return route
         self._refuse_missing(topic)
         question = self.refresh(topic, provisional=provisional)
-        if not question.answered.wait(timeout):
+        if not question.wait(timeout):
             raise RequestTimedOut(
                 f"no name server answered within {timeout:g} s: where topic {topic!r} is stored is not known"
             )
         return question.result()
 
     def refresh(self, topic: str, *, provisional: bool = False) -> "_Question":
-        """Asks for a route without waiting for it."""
-        with self._lock:
-            question = self._questions.setdefault((topic, provisional), _Question())
-            # One that is not alive was not started: an exception of a signal handler came in between. At worst, two
-            # threads take turns.
-            is_first = self._answering is None or not self._answering.is_alive()
-            if is_first:
-                self._answering = threading.Thread(target=self._answer_all, name="lanemq-routes", daemon=True)
-            thread = self._answering
-        if is_first and thread is not None:
+        """Asks for a route without waiting for it, nor for a lock: a finalizer or a signal handler may call it."""
+        question = self._questions.setdefault((topic, provisional), _Question())
+        if not self._answering.locked():
             try:
-                thread.start()
+                ClientThread(target=self._answer_all, name="lanemq-routes", daemon=True).start()
             except RuntimeError:  # no more threads, or the interpreter is about to end
                 self._answer_all()
         return question
@@ -381,37 +374,39 @@ class BlockingRoutes(CachedRoutes):
         in_use = self._in_use
         if in_use is not None:
             in_use.hang_up()
-        with self._lock:
-            kept, self._connections = self._connections, {}
-        for connection in kept.values():
-            connection.close()
+        self._close_kept()
+
+    def _close_kept(self) -> None:
+        while self._connections:
+            self._connections.popitem()[1].close()
 
     def _answer_all(self) -> None:
-        while True:
-            with self._lock:
-                if not self._questions:
-                    self._answering = None
-                    return
-                (topic, provisional), question = next(iter(self._questions.items()))
+        """Answers what was asked, unless another thread does: that one looks again after it has released the lock."""
+        while self._questions and self._answering.acquire(blocking=False):
             try:
-                with self._asking:
-                    route = self._request(topic, provisional)
-                question.settle(self._refreshed(topic, route))
-            except TransportError as error:
-                self._none_answered(error)
-            except Exception as error:  # noqa: BLE001 - the caller raises it
-                question.settle(error)
-            with self._lock:
-                # Only this question: when no server answered, the same may have been asked again since, and would get
-                # no answer.
-                if self._questions.get((topic, provisional)) is question:
-                    del self._questions[topic, provisional]
+                for key in [*self._questions]:
+                    if (question := self._questions.get(key)) is not None:
+                        self._answer(*key, question)
+            finally:
+                self._answering.release()
+
+    def _answer(self, topic: str, provisional: bool, question: "_Question") -> None:
+        try:
+            with self._asking:
+                route = self._request(topic, provisional)
+            question.settle(self._refreshed(topic, route))
+        except TransportError as error:
+            self._none_answered(error)
+        except Exception as error:  # noqa: BLE001 - the caller raises it
+            question.settle(error)
+        # Only this question: when no server answered, the same may have been asked again since.
+        if self._questions.get((topic, provisional)) is question:
+            del self._questions[topic, provisional]
 
     def _none_answered(self, error: TransportError) -> None:
         """No name server answered: all questions that wait now get the known route, or the error."""
-        with self._lock:
-            waiting, self._questions = self._questions, {}
-        for (topic, _), question in waiting.items():
+        for topic, provisional in [*self._questions]:
+            question = self._questions.pop((topic, provisional))
             try:
                 question.settle(self._not_refreshed(topic, error))
             except TransportError as each:
@@ -450,8 +445,7 @@ class BlockingRoutes(CachedRoutes):
 
     def _ask_one(self, address: Address, command: Command) -> Command:
         """Uses the kept connection; if the server has closed it for being idle, a new one."""
-        with self._lock:
-            kept = self._connections.pop(address, None)
+        kept = self._connections.pop(address, None)
         if kept is not None:
             with contextlib.suppress(TransportError):
                 return self._ask_over(kept, command)
@@ -475,11 +469,9 @@ class BlockingRoutes(CachedRoutes):
             self._in_use = None
         if self._outages is not None and self._outages.away:
             self._outages.answered(connection.address)
-        with self._lock:
-            if not self._closed:
-                self._connections[connection.address] = connection
-                return reply
-        connection.close()
+        self._connections[connection.address] = connection
+        if self._closed:
+            self._close_kept()
         return reply
 
 
@@ -487,12 +479,16 @@ class _Question:
     """One question for a route, and its answer."""
 
     def __init__(self) -> None:
-        self.answered = threading.Event()
+        self._answered = Bell()
         self._outcome: TopicRoute | Exception | None = None
 
     def settle(self, outcome: TopicRoute | Exception) -> None:
         self._outcome = outcome
-        self.answered.set()
+        self._answered.ring()
+
+    def wait(self, seconds: float | None) -> bool:
+        """Waits for the answer, at most `seconds`; returns whether there is one."""
+        return self._answered.wait_until(lambda: self._outcome is not None, seconds)
 
     def result(self) -> TopicRoute:
         outcome = self._outcome

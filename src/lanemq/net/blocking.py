@@ -9,6 +9,7 @@ depend on does not write at all but has another thread write (`flush_aside`).
 """
 
 import contextlib
+import os
 import socket
 import struct
 import threading
@@ -46,6 +47,23 @@ Larger: the peer waits longer for the first of them. Smaller: a system call for 
 
 OnReply = Callable[[Command | None, LaneError | None], None]
 Wire: TypeAlias = socket.socket | TlsSocket
+
+
+CLIENT_THREADS: set[int] = set()
+"""The idents of all `ClientThread`s that run."""
+
+os.register_at_fork(after_in_child=CLIENT_THREADS.clear)
+
+
+class ClientThread(threading.Thread):
+    """A thread that callers of a client wait for. A finalizer that happens to run on it must not wait in turn."""
+
+    def run(self) -> None:
+        CLIENT_THREADS.add(threading.get_ident())
+        try:
+            super().run()
+        finally:
+            CLIENT_THREADS.discard(threading.get_ident())
 
 
 def connect(address: Address, timeout: float = CONNECT_SECONDS) -> socket.socket:
@@ -169,7 +187,7 @@ class DuplexConnection:
         """Replies of the current read that the reader has not handled yet; it does not write until then."""
         self._socket = connect_with(security, address, timeout, write_timeout)
         self._socket.settimeout(None)
-        self._reader = threading.Thread(target=self._read, name=f"lanemq-reader-{address}", daemon=True)
+        self._reader = ClientThread(target=self._read, name=f"lanemq-reader-{address}", daemon=True)
         self._reader.start()
 
     def post(self, command: Command, on_reply: OnReply) -> int:
@@ -206,7 +224,7 @@ class DuplexConnection:
     def flush_aside(self) -> None:
         """`flush` for a thread that must not wait for the peer: the current writer or a new thread writes."""
         if self._outgoing and not self._writing.locked():
-            threading.Thread(target=self.flush, name=f"lanemq-writer-{self.address}", daemon=True).start()
+            ClientThread(target=self.flush, name=f"lanemq-writer-{self.address}", daemon=True).start()
 
     def post_oneway(self, command: Command, *, aside: bool = False) -> None:
         """Sends a request without a reply; it is lost silently if the connection is lost."""

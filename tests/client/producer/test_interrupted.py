@@ -168,7 +168,8 @@ def test_a_producer_whose_call_was_interrupted_while_it_waited_for_room_stays_op
             lambda: producer.send_many("orders", [("k", "late")]),
         ]
         for call in calls:
-            monkeypatch.setattr(producer.producer, "_wait_for_room", interrupted)
+            monkeypatch.setattr(producer.producer._changed, "wait_until", interrupted)
+            monkeypatch.setattr(producer.producer._engine.unsettled, "bytes", 2**40)
             with pytest.raises(KeyboardInterrupt):
                 call()
         monkeypatch.undo()

@@ -19,6 +19,7 @@ from lanemq.client.producer.base import (
     AsyncBatchBlock,
     OnReply,
     ProducerBase,
+    T,
     buffer_full,
     closed,
     no_receipt,
@@ -29,7 +30,7 @@ from lanemq.client.producer.base import (
 )
 from lanemq.client.producer.batches import Many, PendingMessage, SendArguments, total_size
 from lanemq.client.producer.choosing import check_sendable
-from lanemq.client.producer.engine import LOG_NAME
+from lanemq.client.producer.engine import LOG_NAME, Actions
 from lanemq.client.producer.options import ProducerSettings
 from lanemq.client.producer.outcomes import Outcome, notify_all
 from lanemq.client.producer.waiters import (
@@ -61,13 +62,12 @@ class AsyncProducer(ProducerBase[Connection]):
 
     _log, _engine_log = log, ClientLog(LOG_NAME)
     _routes: AsyncRoutes
-    _wake: asyncio.Event
 
     def __init__(self, servers: Servers, *, clock: Clock | None = None, **settings: Unpack[ProducerSettings]) -> None:
         super().__init__(servers, clock, settings)
 
     def _begin(self) -> None:
-        self._begin_with(contextlib.nullcontext(), LoopFuture)
+        self._begin_with(LoopFuture)
         self._may_time_out = receipt_seconds(self._options, 0) is not None
         self._pool = ConnectionPool(security=self._security, clock=self._clock)
         self._routes = AsyncRoutes(
@@ -334,10 +334,17 @@ class AsyncProducer(ProducerBase[Connection]):
             self._settled.clear()
             await self._settled.wait()
 
-    # connections
+    def _locked(self, act: Callable[[], T]) -> T:
+        """One event loop needs no lock."""
+        return act()
 
-    def _give_up(self, error: BaseException) -> None:
-        """It ends the event loop, and with it the producer (`end_with_program`)."""
+    def _change(self, step: Callable[[], Actions]) -> None:
+        """An exception of a signal handler ends the event loop, and with it the producer (`end_with_program`)."""
+        actions = step()
+        self._line_up(actions.requests)
+        self._finish(actions)
+
+    # connections
 
     def _post(self, link: Connection, command: Command, on_reply: OnReply) -> None:
         # The engine's deadlines come first; this one only keeps a connection from remembering requests indefinitely.
@@ -351,6 +358,9 @@ class AsyncProducer(ProducerBase[Connection]):
 
     def _tell_waiting(self) -> None:
         self._settled.set()
+
+    def _wake_maintenance(self) -> None:
+        self._wake.set()
 
     def _refresh_route(self, topic: str) -> None:
         self._old_topics.add(topic)

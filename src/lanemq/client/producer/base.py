@@ -1,18 +1,16 @@
 """What both producers share: everything but waiting, connecting and writing.
 
 `Producer` adds threads and sockets, `AsyncProducer` tasks on an event loop. Whatever changes the engine is a step of
-`_change`: it runs under `_lock`, which is a null context on an event loop, and what it decides is carried out after the
-lock is released: requests are written, senders are notified, lines are logged.
+`_change`: it runs under the producer's lock, which does not exist on an event loop, and what it decides is carried out
+after the lock is released: requests are written, senders are notified, lines are logged.
 
 A message has one way in: a call encodes it, and `_hand_over` (or the inbox, while the broker is busy) gives it to
 `SendEngine.accept`, which appends it to the sender of its queue. It has one way out: `_replied`, `SendEngine.replied`
 and the outcome that notifies its waiter.
 """
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeAlias, TypeVar, Unpack
@@ -48,7 +46,7 @@ from lanemq.clock import Clock, SystemClock
 from lanemq.forking import tell_child
 from lanemq.model.checks import seconds
 from lanemq.model.errors import Closed, ConnectFailed, LaneError, RequestTimedOut, TransportError
-from lanemq.model.figures import MetricSample
+from lanemq.model.figures import Metric, MetricSample
 from lanemq.model.keys import Key, key_text
 from lanemq.model.names import check_topic
 from lanemq.model.queue import MessageQueue
@@ -85,11 +83,8 @@ class _Link(Protocol):
     def close(self) -> None: ...
 
 
-class _Flag(Protocol):
-    def set(self) -> None: ...
-
-
 L = TypeVar("L", bound=_Link)
+T = TypeVar("T")
 
 
 class ProducerBase(ABC, Generic[L]):
@@ -99,8 +94,6 @@ class ProducerBase(ABC, Generic[L]):
     _engine_log: ClassVar[ClientLog]
     _routes: CachedRoutes
     _outages: OutageLog
-    _wake: _Flag
-    """Set when maintenance has something to do before its time."""
 
     def __init__(self, servers: Servers, clock: Clock | None, settings: ProducerSettings) -> None:
         self._servers = servers_text(servers)
@@ -113,9 +106,8 @@ class ProducerBase(ABC, Generic[L]):
     def _begin(self) -> None:
         """Makes everything that the producer consists of; again in a child process."""
 
-    def _begin_with(self, lock: AbstractContextManager[object], new_future: Callable[[], Any]) -> None:
+    def _begin_with(self, new_future: Callable[[], Any]) -> None:
         clock, settings = self._arguments
-        self._lock = lock
         self._clock = clock or SystemClock()
         self._client_id = new_client_id()
         self._options = producer_options(self._clock, self._client_id, **settings)
@@ -143,7 +135,6 @@ class ProducerBase(ABC, Generic[L]):
         if self._closed:
             return
         self._in_child = self._closing = True
-        self._starting = threading.Lock()
         self._take = _take_nothing
         self._leave_to_parent()
 
@@ -158,12 +149,14 @@ class ProducerBase(ABC, Generic[L]):
     def _check_open(self) -> None:
         """Raises `Closed`; in a child process it starts the producer anew, with an identity of its own."""
         if self._in_child:
-            with self._starting:
-                if self._in_child:
-                    self._begin()
-                    watch(self)
+            self._locked(self._start_in_child)
         if self._closing:
             raise closed()
+
+    def _start_in_child(self) -> None:
+        if self._in_child:
+            self._begin()
+            watch(self)
 
     # calls
 
@@ -176,47 +169,51 @@ class ProducerBase(ABC, Generic[L]):
         check_topic(topic)
         self._check_child()
         self._empty_inbox()
-        actions = self._change(lambda: Actions(outcomes=self._engine.drop(topic, text)))
-        return sum(len(outcome.messages) for outcome in actions.outcomes)
+        outcomes: list[Outcome] = []
+
+        def step() -> Actions:
+            outcomes.extend(self._engine.drop(topic, text))
+            return Actions(outcomes=outcomes)
+
+        self._change(step)
+        return sum(len(outcome.messages) for outcome in outcomes)
 
     def frozen_keys(self, topic: str | None = None) -> list[Frozen]:
         """What is frozen, since when and why; an entry without a key is a queue that is frozen as a whole."""
         if topic is not None:
             check_topic(topic)
         self._check_child()
-        with self._lock:
-            return self._engine.frozen(topic)
+        return self._locked(lambda: self._engine.frozen(topic))
 
     def metrics(self) -> dict[str, float]:
         """All metrics of docs/reference/metrics.md, by their names and labels. Any thread may call it."""
         self._check_child()
-        with self._lock:
-            unsettled, frozen = self._engine.unsettled, len(self._engine.frozen(None))
-            figures = (
-                (names.STORED, unsettled.stored_messages),
-                (names.FAILED, unsettled.failed_messages),
-                (names.UNSETTLED_BYTES, unsettled.bytes),
-                (names.FROZEN, frozen),
-            )
+        figures = self._locked(self._figures)
         return names.as_numbers(MetricSample(metric, value, (self._options.group,)) for metric, value in figures)
+
+    def _figures(self) -> tuple[tuple[Metric, int], ...]:
+        unsettled = self._engine.unsettled
+        return (
+            (names.STORED, unsettled.stored_messages),
+            (names.FAILED, unsettled.failed_messages),
+            (names.UNSETTLED_BYTES, unsettled.bytes),
+            (names.FROZEN, len(self._engine.frozen(None))),
+        )
 
     def _resume(self, route: TopicRoute, key: Key | None, queue: int | MessageQueue | None) -> None:
         choice = None if queue is None else QueueChoice(queue=queue)
         chosen = None if key is None and choice is None else self._chooser.choose(route, None, key, choice)
         self._empty_inbox()
-        with self._lock:
-            self._engine.resume(route.topic, None if key is None else key_text(key), chosen)
+        self._locked(lambda: self._engine.resume(route.topic, None if key is None else key_text(key), chosen))
 
     def _interrupted(self, waiter: SingleWaiter) -> None:
         """A `send` was interrupted: its caller does not learn the outcome."""
-        with self._lock:
-            self._engine.send_interrupted(waiter)
+        self._locked(lambda: self._engine.send_interrupted(waiter))
 
     def _call_ended(self, waiter: BatchWaiter, *, interrupted: bool) -> None:
         """A `send_many` ended; if interrupted, its caller does not learn the outcome."""
         self._empty_inbox()
-        with self._lock:
-            self._engine.call_ended(waiter, interrupted=interrupted)
+        self._locked(lambda: self._engine.call_ended(waiter, interrupted=interrupted))
 
     def _close_seconds(self, timeout: Seconds | None) -> float:
         settled = self._options.delivery_timeout + CLOSE_SPARE_SECONDS
@@ -280,29 +277,13 @@ class ProducerBase(ABC, Generic[L]):
 
     # changes of the engine
 
-    def _change(self, step: Callable[[], Actions], wait: Callable[[], None] | None = None) -> Actions:
-        """Changes the engine under the lock, then carries out what it decided without it.
-
-        `wait` may wait before, with the lock, and changes nothing: it may be interrupted.
-        """
-        with self._lock:
-            if wait is not None:
-                wait()
-            try:
-                actions = step()
-                links = self._line_up(actions.requests)
-            except LaneError:
-                raise
-            except BaseException as error:
-                self._give_up(error)
-                raise
-        self._write(links)
-        self._finish(actions)
-        return actions
+    @abstractmethod
+    def _locked(self, act: Callable[[], T]) -> T:
+        """Calls `act` with the lock held. It must call nothing of the program."""
 
     @abstractmethod
-    def _give_up(self, error: BaseException) -> None:
-        """An exception that is not ours left a change half done; with the lock held."""
+    def _change(self, step: Callable[[], Actions]) -> object:
+        """Changes the engine under the lock, then carries out what it decided without it."""
 
     def _line_up(self, requests: Collection[SendRequest]) -> Collection[L]:
         """Queues requests on their connections, which it returns. With the lock held, so that two threads cannot swap
@@ -341,8 +322,7 @@ class ProducerBase(ABC, Generic[L]):
     def _send_all(self) -> FlushMark:
         """Sends what has been accepted, without waiting for more to share its batch."""
         self._empty_inbox()
-        with self._lock:
-            mark = self._engine.mark()
+        mark = self._locked(self._engine.mark)
         self._change(lambda: Actions(requests=self._engine.send_all_now()))
         return mark
 
@@ -362,7 +342,7 @@ class ProducerBase(ABC, Generic[L]):
             self._outages.failed(link.address, no_answer(self._options.request_timeout))
             self._hang_up(link)
         if actions.wake:
-            self._wake.set()
+            self._wake_maintenance()
         for line in actions.lines:  # last, because a handler of the log may use the producer
             self._engine_log.log(line.level, line.text, *line.args)
 
@@ -384,14 +364,13 @@ class ProducerBase(ABC, Generic[L]):
 
     # maintenance
 
+    @abstractmethod
+    def _wake_maintenance(self) -> None:
+        """Called when maintenance has something to do before its time."""
+
     def _maintain_once(self) -> None:
         self._empty_inbox()
-        with self._lock:
-            self._inbox.forget_old(self._routes.cached)
-            actions = self._engine.tick()
-            links = self._line_up(actions.requests)
-            dial = self._engine.to_dial()
-            old = self._former_masters()
+        actions, links, old, dial = self._locked(self._tick)
         self._write(links)
         self._finish(actions)
         for link in old:
@@ -401,6 +380,12 @@ class ProducerBase(ABC, Generic[L]):
         if self._heartbeat_is_due():
             for link in tuple(self._links.values()):
                 self._beat(link)
+
+    def _tick(self) -> tuple[Actions, Collection[L], list[L], list[tuple[str, str]]]:
+        """What to do, connections to write to, connections to close, and brokers to connect to."""
+        self._inbox.forget_old(self._routes.cached)
+        actions = self._engine.tick()
+        return actions, self._line_up(actions.requests), self._former_masters(), self._engine.to_dial()
 
     @abstractmethod
     def _start_dialing(self, broker: str, topic: str) -> None:
@@ -412,8 +397,7 @@ class ProducerBase(ABC, Generic[L]):
 
     def _pause(self) -> float:
         """Seconds until maintenance is needed again."""
-        with self._lock:
-            wake = self._engine.next_wake()
+        wake = self._locked(self._engine.next_wake)
         return TICK_SECONDS if wake is None else min(TICK_SECONDS, max(0, wake - self._clock.now()) / 1000)
 
     def _former_masters(self) -> list[L]:
@@ -450,15 +434,16 @@ class ProducerBase(ABC, Generic[L]):
         else:
             self._log.error("unexpected error while connecting to broker %s", broker, exc_info=error)
             error = ConnectFailed(f"connecting to broker {broker!r} failed unexpectedly: {error!r}")
-        with self._lock:
-            self._engine.dial_failed(broker, error)
-        self._wake.set()
+        self._locked(lambda: self._engine.dial_failed(broker, error))
+        self._wake_maintenance()
 
     def _lost(self, broker: str, link: L) -> None:
-        with self._lock:
+        def step() -> None:
             if self._links.get(broker) is link:
                 self._engine.disconnected(broker)
-        self._wake.set()
+
+        self._locked(step)
+        self._wake_maintenance()
 
     def _heartbeat_is_due(self) -> bool:
         """True once per interval."""

@@ -88,7 +88,8 @@ class SendEngine:
         sender = self._senders.get(queue)
         if sender is None:
             self._brokers.setdefault(queue.broker, BrokerState(queue.broker, queue.topic))
-            sender = self._senders[queue] = QueueSender(queue, self._send_options, key_of=_KEY_OF)
+            # Not by assignment: a finalizer that sends may have come in between.
+            sender = self._senders.setdefault(queue, QueueSender(queue, self._send_options, key_of=_KEY_OF))
         checks_stamps = route.is_lane(queue.broker)
         if sender.checks_stamps is not checks_stamps:
             sender.set_broker(checks_stamps=checks_stamps)  # another kind of broker took over the name
@@ -333,11 +334,11 @@ class SendEngine:
 
     def frozen(self, topic: str | None = None) -> list[Frozen]:
         """Everything that is frozen: keys, and queues as a whole."""
-        senders = self._senders.values() if topic is None else self._senders_of(topic)
+        senders = [*self._senders.values()] if topic is None else self._senders_of(topic)
         return [frozen for sender in senders for frozen in frozen_of(sender)]
 
     def _senders_of(self, topic: str) -> list[Sender]:
-        return [sender for queue, sender in self._senders.items() if queue.topic == topic]
+        return [sender for queue, sender in [*self._senders.items()] if queue.topic == topic]
 
     # the end
 

@@ -9,6 +9,9 @@ everything to the senders, in one `SendEngine.accept`; on an event loop, so does
 With many queues, each reply would find a message or two for each of them, and a request costs far more than a message.
 So while the broker has many requests to answer, a reply leaves the messages where they are (`is_due`).
 
+A finalizer or a signal handler may send while its own thread is inside the producer, and so cannot take the lock. Such
+a message waits here, too (`leave`), behind all others; until it is moved, the inbox is closed.
+
 Invariants: there is one line for all topics, and whoever brings other messages moves the line first, so no message
 overtakes another. The inbox is open only while a reply is expected that will empty it, and while the buffer has room
 for a full inbox: no message is left behind, and the buffer never overflows.
@@ -59,7 +62,7 @@ KNOWN_KEYS, KNOWN_TOPICS = 16_384, 256
 
 
 class SendInbox:
-    """The inbox of one producer. All methods but `take` are called under the engine's lock."""
+    """The inbox of one producer. All methods but `take` and `leave` are called under the engine's lock."""
 
     def __init__(
         self,
@@ -80,17 +83,24 @@ class SendInbox:
         """Bytes in the buffer at which calls that send one message wait. Above it the inbox is closed, and every
         message would need the lock; so the last part of a large buffer is left to the inbox."""
         self.take = self._intake.take
+        # Messages that came while the lock could not be taken.
+        self._late: deque[tuple[Sender, PendingMessage]] = deque()
         # What `move` hands to the engine, until the engine has it.
         self._moving: dict[Sender, Sequence[PendingMessage]] = {}
         # Requests to answer at which a reply empties the inbox, and when it was emptied last.
         self._few, self._moved_at = FEW_REQUESTS, 0
 
     def __len__(self) -> int:
-        return len(self._intake)
+        return len(self._intake) + len(self._late)
+
+    def leave(self, sender: Sender, message: PendingMessage) -> None:
+        """Puts any message in line, without the lock; the caller has it moved soon."""
+        self._late.append((sender, message))
+        self._intake.open = False
 
     def adjust(self, awaits_reply: bool, buffered_bytes: int) -> None:
         """Opens the inbox if a reply is certain to come and the buffer has room for a full inbox, else closes it."""
-        self._intake.open = awaits_reply and buffered_bytes <= self._free
+        self._intake.open = awaits_reply and buffered_bytes <= self._free and not self._late
 
     def learn(self, route: TopicRoute) -> None:
         """Lets later messages of this topic in, unless it does not exist yet, has no queue, or keys would move.
@@ -121,13 +131,17 @@ class SendInbox:
         gather here, and the next requests are larger. Every one of those requests is answered or fails, so the inbox
         does not wait in vain.
         """
-        if not self._intake:
+        if not self:
             return False
         return unanswered <= self._few or now() - self._moved_at >= MAX_HELD_MS
 
     def move(self, others: Mapping[Sender, Sequence[PendingMessage]], now: int) -> Actions:
         """Hands everything in line to the engine, and these messages behind it."""
         moving = self._moving = self._intake.take_out()
+        for _ in range(len(self._late)):
+            sender, message = self._late[0]
+            moving[sender] = [*moving.get(sender, ()), message]
+            self._late.popleft()
         for sender, messages in others.items():
             moving[sender] = [*moving[sender], *messages] if sender in moving else messages
         actions = self._engine.accept(moving)
@@ -137,9 +151,11 @@ class SendInbox:
 
     def left_over(self, in_senders: Container[int] = ()) -> list[NotStored]:
         """Messages whose move was interrupted, except those that a sender has, given by `id`; and those in line."""
-        left = [each for messages in self._moving.values() for each in messages if id(each) not in in_senders]
+        moving, late = self._moving, [message for _, message in self._late]
         self._moving = {}
-        left += [each for messages in self._intake.take_out().values() for each in messages]
+        self._late.clear()
+        taken = [each for line in (moving, self._intake.take_out()) for messages in line.values() for each in messages]
+        left = [*{id(each): each for each in (*taken, *late) if id(each) not in in_senders}.values()]
         error = Closed("the producer was interrupted before it sent the message, and closed: it is not stored")
         return [NotStored(left, error)] if left else []
 

@@ -4,8 +4,11 @@ The calling thread writes to the socket itself. The reader thread of a connectio
 what has gathered since, so batches form while the broker is busy. One maintenance thread watches deadlines, back-off,
 heartbeats and new connections; it never writes to a socket, so that a stalled broker cannot stop it.
 
-One lock guards the engine; it is never held while writing. The log's thread writes what the producer has to say,
-because a handler of the log may wait for the producer (`background_log`).
+One lock guards the engine (`_locked`); it is never held while writing or waiting. The log's thread writes what the
+producer has to say, because a handler of the log may wait for the producer (`background_log`).
+
+A finalizer or a signal handler runs in the middle of whatever its thread does, perhaps with the lock held. Its messages
+are left in the inbox, and a call that would wait is refused (`_interrupts_us`).
 """
 
 import itertools
@@ -15,9 +18,11 @@ import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
+from threading import get_ident
 from typing import Self, Unpack
 
 from lanemq.background_log import ClientLog
+from lanemq.client.bell import Bell
 from lanemq.client.producer.base import (
     BUSY_GATHER_MILLIS,
     GATHER_MILLIS,
@@ -25,6 +30,7 @@ from lanemq.client.producer.base import (
     BatchBlock,
     OnReply,
     ProducerBase,
+    T,
     buffer_full,
     closed,
     no_receipt,
@@ -36,7 +42,7 @@ from lanemq.client.producer.base import (
 from lanemq.client.producer.batches import Many, PendingMessage, SendArguments, heartbeat, total_size
 from lanemq.client.producer.choosing import check_sendable
 from lanemq.client.producer.ending import close_aside, interrupts_a_call
-from lanemq.client.producer.engine import LOG_NAME, FlushMark
+from lanemq.client.producer.engine import LOG_NAME, Actions, FlushMark
 from lanemq.client.producer.options import ProducerSettings
 from lanemq.client.producer.outcomes import Outcome, notify_all
 from lanemq.client.producer.waiters import (
@@ -58,7 +64,7 @@ from lanemq.model.names import check_topic
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, Seconds, to_millis
 from lanemq.net.address import Servers, parse_addresses
-from lanemq.net.blocking import DuplexConnection
+from lanemq.net.blocking import CLIENT_THREADS, ClientThread, DuplexConnection
 from lanemq.net.rate_limited_log import OutageLog
 from lanemq.wire.command import Command
 
@@ -73,14 +79,13 @@ class Producer(ProducerBase[DuplexConnection]):
 
     _log, _engine_log = log, ClientLog(LOG_NAME, aside=True)
     _routes: BlockingRoutes
-    _wake: threading.Event
 
     def __init__(self, servers: Servers, *, clock: Clock | None = None, **settings: Unpack[ProducerSettings]) -> None:
+        self._renew_lock()
         super().__init__(servers, clock, settings)
 
     def _begin(self) -> None:
-        lock = threading.Lock()
-        self._begin_with(lock, SubmittedFuture)
+        self._begin_with(SubmittedFuture)
         self._outages = OutageLog(log, self._clock)
         self._routes = BlockingRoutes(
             parse_addresses(self._servers),
@@ -90,17 +95,23 @@ class Producer(ProducerBase[DuplexConnection]):
             may_move=self._options.on_queue_change == "continue",
             outages=self._outages,
         )
-        self._changed = threading.Condition(lock)
-        self._waiting = 0
-        self._ended = threading.Event()
+        self._changed = Bell()
+        """Rings after changes that calls wait for: messages are settled, or the producer closes."""
+        self._ended = False
         self._close_by: float = math.inf
         """When `close` gives up, by `_REAL_CLOCK`."""
         self._guard = CallbackGuard()
-        self._wake = threading.Event()
-        self._maintenance = threading.Thread(target=self._maintain, name="lanemq-producer", daemon=True)
+        self._alarm, self._is_woken = Bell(), False
+        self._maintenance = ClientThread(target=self._maintain, name="lanemq-producer", daemon=True)
         self._maintenance.start()
 
+    def _renew_lock(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        """The thread that holds the lock, by its ident; 0: none."""
+
     def _leave_to_parent(self) -> None:
+        self._renew_lock()
         for link in self._links.values():
             link.drop()
         for outcome in (*self._inbox.left_over(), *self._engine.abandon()):
@@ -116,7 +127,7 @@ class Producer(ProducerBase[DuplexConnection]):
         If interrupted, or if `timeout` is shorter than `delivery_timeout` and passes, the message may still be sent; if
         it then fails, its key is frozen.
         """
-        self._guard.check_may_wait("send")
+        self._check_may_wait("send")
         waiter, began = ThreadWaiter(), self._clock.now()
         try:
             self._accept(topic, value, key, arguments, waiter, sender_waits=True)
@@ -161,7 +172,7 @@ class Producer(ProducerBase[DuplexConnection]):
         the call may be. No messages are read after a failure. Any other error (raised by `messages`, or an
         interruption) ends the call at once: messages read before are sent, and if one fails, its key is frozen.
         """
-        self._guard.check_may_wait("send_many")
+        self._check_may_wait("send_many")
         waiter, count, interrupted = ThreadBatchWaiter(), 0, True
         try:
             try:
@@ -184,11 +195,10 @@ class Producer(ProducerBase[DuplexConnection]):
 
     def flush(self) -> None:
         """Waits until everything accepted so far is stored or has failed; not for later messages."""
-        self._guard.check_may_wait("flush")
+        self._check_may_wait("flush")
         self._check_child()
         mark = self._send_all()
-        with self._changed:
-            self._wait_until(lambda: mark.settled)
+        self._changed.wait_until(lambda: mark.settled)
 
     def resume(self, topic: str, *, key: Key | None = None, queue: int | MessageQueue | None = None) -> None:
         """Resumes a frozen key, and its queue if that is frozen as a whole; without a key, all of queue or topic."""
@@ -204,7 +214,7 @@ class Producer(ProducerBase[DuplexConnection]):
         A signal handler may call it. If the signal interrupted a call of a producer, this returns at once, and closing
         continues in the background; the end of the program waits for it.
         """
-        if interrupts_a_call(sys._getframe(1)):  # noqa: SLF001
+        if interrupts_a_call(sys._getframe(1)) or self._interrupts_us():  # noqa: SLF001
             close_aside(partial(self._close, timeout))
         else:
             self._close(timeout)
@@ -215,49 +225,53 @@ class Producer(ProducerBase[DuplexConnection]):
             self._close(seconds)
 
     def _close(self, timeout: Seconds | None) -> None:
-        self._guard.check_may_wait("close")
+        self._check_may_wait("close")
         if self._in_child:
             self._in_child, self._closed = False, True  # nothing was sent here
-            self._ended = threading.Event()
-            self._ended.set()
+            self._ended = True
             return
-        with self._changed:
-            is_second, self._closing = self._closing, True
-            self._close_by = min(self._close_by, _REAL_CLOCK.now() + to_millis(self._close_seconds(timeout)))
-            self._adjust_inbox()
-            self._changed.notify_all()  # threads that wait for room in the buffer, or for a later end, give up
+        is_second = self._locked(partial(self._start_closing, self._close_seconds(timeout)))
+        self._changed.ring()  # threads that wait for room in the buffer, or for a later end, give up
         if is_second:
-            self._ended.wait()
+            self._changed.wait_until(lambda: self._ended)
             return
         try:
             self._end()
         except BaseException:
             close_aside(self._end_again)
             raise
-        self._ended.set()
+        self._has_ended()
 
     def _end_again(self) -> None:
         """After an exception of a signal handler, in a thread that the exit of the program waits for."""
         try:
             self._end()
         finally:
-            self._ended.set()
+            self._has_ended()
+
+    def _start_closing(self, seconds: float) -> bool:
+        """Refuses new messages; returns whether another call has done so."""
+        was_closing, self._closing = self._closing, True
+        self._close_by = min(self._close_by, _REAL_CLOCK.now() + to_millis(seconds))
+        self._adjust_inbox()
+        return was_closing
+
+    def _has_ended(self) -> None:
+        self._ended = True
+        self._changed.ring()
 
     def _end(self) -> None:
         mark = self._send_all()
-        with self._changed:
-            while not mark.settled and (left := (by := self._close_by) - _REAL_CLOCK.now()) > 0:
-                self._wait_until(partial(self._ends_now, mark, by), left / 1000)
-        with self._lock:
-            self._closed = True
-        self._wake.set()
+        while not mark.settled and (left := (by := self._close_by) - _REAL_CLOCK.now()) > 0:
+            self._changed.wait_until(partial(self._ends_now, mark, by), left / 1000)
+        self._closed = True
+        self._wake_maintenance()
         self._maintenance.join()
         for link in tuple(self._links.values()):
             link.close()
         self._routes.close()
         self._empty_inbox()
-        with self._lock:
-            outcomes = self._engine.abandon()
+        outcomes = self._locked(self._engine.abandon)
         report_abandoned(log, outcomes)
         notify_all(outcomes)
 
@@ -286,18 +300,17 @@ class Producer(ProducerBase[DuplexConnection]):
         route, seconds = self._route(topic)
         message, choice = self._packer.one(value, key, arguments, waiter, sender_waits=sender_waits)
         queue = self._choose(route, message, value, key, choice)
-        self._change(
-            lambda: self._hand_over(route, {queue: (message,)}),
-            lambda: self._wait_for_room(message.size, seconds, self._inbox.full_at),
-        )
+        if self._interrupts_us():
+            self._inbox.leave(self._engine.sender_for(queue, route), message)
+            self._wake_maintenance()
+            return
+        free = max(0, self._inbox.full_at - message.size)
+        self._change_with_room(free, seconds, lambda: self._hand_over(route, {queue: (message,)}))
 
     def _accept_chunk(self, topic: str, chunk: list[PendingMessage]) -> None:
         route, seconds = self._route(topic)
-        by_queue, size = self._chooser.sort_out(route, chunk), total_size(chunk)
-        self._change(
-            lambda: self._hand_over_all(route, by_queue),
-            lambda: self._wait_for_room(size, seconds, self._options.buffer_bytes),
-        )
+        by_queue, free = self._chooser.sort_out(route, chunk), max(0, self._options.buffer_bytes - total_size(chunk))
+        self._change_with_room(free, seconds, lambda: self._hand_over_all(route, by_queue))
 
     def _gather_ms(self) -> int:
         """How long `send_many` may pack messages for many queues: longer while the broker has something to do."""
@@ -320,6 +333,8 @@ class Producer(ProducerBase[DuplexConnection]):
 
     def _ask_for_route(self, topic: str, began: Millis) -> TopicRoute:
         """Asks until a name server answers. A callback asks once: it runs on the thread that settles messages."""
+        if self._interrupts_us():
+            raise inside_a_call("the first message to a topic")
         seconds, last = route_seconds(self._options), None
         for failures in itertools.count(1):
             left = seconds - (self._clock.now() - began) / 1000
@@ -331,35 +346,91 @@ class Producer(ProducerBase[DuplexConnection]):
                 if self._guard.in_callback:
                     raise
                 last = error
-            with self._changed:
-                if self._wait_until(lambda: self._closing, min(route_pause(failures), left)):
-                    raise closed()
+            if self._changed.wait_until(lambda: self._closing, min(route_pause(failures), left)):
+                raise closed()
         raise no_route(topic, seconds, last)
 
-    def _wait_for_room(self, size: int, seconds: float, full_at: int) -> None:
-        """Waits until `size` bytes fit into a buffer of `full_at` bytes. With the lock held.
+    def _change_with_room(self, free: int, seconds: float, step: Callable[[], Actions]) -> None:
+        """Changes the engine when no more than `free` bytes are in the buffer: waits for that, at most `seconds`.
 
-        A callback does not wait, because it runs on the thread that makes room. Messages larger than the whole buffer
-        are accepted when the buffer is empty.
+        A callback does not wait, because it runs on the thread that makes room. A message larger than the whole buffer
+        is accepted when the buffer is empty.
         """
-        engine, free = self._engine, max(0, full_at - size)
-        if engine.unsettled.bytes <= free or self._guard.in_callback:
+        if self._change(step, free):
             return
-        if not self._wait_until(lambda: engine.unsettled.bytes <= free or self._closing, seconds):
-            raise buffer_full(self._options.buffer_bytes, self._options.timeout)
+        until = _REAL_CLOCK.now() + to_millis(seconds)
+        while self._changed.wait_until(lambda: self._has_room(free), (until - _REAL_CLOCK.now()) / 1000):
+            if self._change(step, free):
+                return
+        raise buffer_full(self._options.buffer_bytes, self._options.timeout)
 
-    def _wait_until(self, true: Callable[[], bool], seconds: float | None = None) -> bool:
-        self._waiting += 1
-        try:
-            return self._changed.wait_for(true, seconds)
-        finally:
-            self._waiting -= 1
+    def _has_room(self, free: int) -> bool:
+        return self._engine.unsettled.bytes <= free or self._closing or self._guard.in_callback
+
+    # the lock, and what must not wait
+
+    def _locked(self, act: Callable[[], T]) -> T:
+        """Calls `act` with the lock held, which is taken by a plain `with`: a signal handler cannot raise between the
+        moment in which the lock is taken and the block."""
+        me = get_ident()
+        if self._inside == me:
+            raise inside_a_call("this call")
+        with self._lock:
+            self._inside = me
+            try:
+                return act()
+            finally:
+                self._inside = 0
+
+    def _change(self, step: Callable[[], Actions], free: int | None = None) -> bool:
+        """As `_locked`, then carries out what the step decided. Does nothing, and returns False, if the buffer has more
+        than `free` bytes.
+
+        Errors of LaneMQ are raised before anything changes; anything else comes from a signal handler.
+        """
+        me = get_ident()
+        if self._inside == me:
+            raise inside_a_call("this call")
+        with self._lock:
+            self._inside = me
+            try:
+                if free is not None and self._engine.unsettled.bytes > free and not self._has_room(free):
+                    return False
+                actions = step()
+                links = self._line_up(actions.requests)
+            except LaneError:
+                raise
+            except BaseException as error:
+                self._give_up(error)
+                raise
+            finally:
+                self._inside = 0
+        self._write(links)
+        self._finish(actions)
+        return True
+
+    def _interrupts_us(self) -> bool:
+        """Whether this is a call of a finalizer or a signal handler, in the middle of the producer's own work."""
+        me = get_ident()
+        return self._inside == me or (me in CLIENT_THREADS and not self._guard.in_callback)
+
+    def _check_may_wait(self, call: str) -> None:
+        if self._guard.in_callback:
+            raise UsageError(
+                f"{call}() inside a callback of submit() would wait for the thread it runs on: use submit() there, "
+                f"or leave it to another thread"
+            )
+        if self._interrupts_us():
+            raise inside_a_call(f"{call}()")
+
+    def _empty_inbox(self) -> None:
+        if self._inside == get_ident():
+            self._wake_maintenance()
+        else:
+            super()._empty_inbox()
 
     def _give_up(self, error: BaseException) -> None:
         """An exception of a signal handler left a change of the senders half done; with the lock held.
-
-        Errors of LaneMQ are raised before anything changes, and do not lead here. The lock is taken by a plain `with`,
-        which a handler cannot interrupt between taking the lock and being ready to release it.
 
         Some messages may have no sender any more, and messages behind them must not be stored. So nothing more is sent,
         everything that is left fails, in senders and inbox, and the producer closes in the background.
@@ -369,7 +440,7 @@ class Producer(ProducerBase[DuplexConnection]):
         outcomes += self._inbox.left_over({id(message) for outcome in outcomes for message in outcome.messages})
         was_closing, self._closing, self._close_by = self._closing, True, 0
         self._adjust_inbox()
-        self._changed.notify_all()
+        self._changed.ring()
         close_aside(partial(self._end_interrupted, error, outcomes, ends=not was_closing))
 
     def _end_interrupted(self, error: BaseException, outcomes: list[Outcome], *, ends: bool) -> None:
@@ -405,9 +476,12 @@ class Producer(ProducerBase[DuplexConnection]):
             guard.in_callback = was_in_callback
 
     def _tell_waiting(self) -> None:
-        if self._waiting:
-            with self._changed:
-                self._changed.notify_all()
+        if self._changed:
+            self._changed.ring()
+
+    def _wake_maintenance(self) -> None:
+        self._is_woken = True
+        self._alarm.ring()
 
     def _refresh_route(self, topic: str) -> None:
         self._routes.refresh(topic, provisional=True)
@@ -420,7 +494,7 @@ class Producer(ProducerBase[DuplexConnection]):
 
     def _start_dialing(self, broker: str, topic: str) -> None:
         name = f"lanemq-dial-{broker}"
-        threading.Thread(target=self._dial, args=(broker, topic), name=name, daemon=True).start()
+        ClientThread(target=self._dial, args=(broker, topic), name=name, daemon=True).start()
 
     def _dial(self, broker: str, topic: str) -> None:
         server: object = broker
@@ -440,8 +514,8 @@ class Producer(ProducerBase[DuplexConnection]):
         """Runs until the producer is closed, whatever fails: without it nothing would be sent again."""
         pause, self._guard.is_maintenance = 0.0, True
         while not self._closed:
-            self._wake.wait(pause)
-            self._wake.clear()
+            self._alarm.wait_until(lambda: self._is_woken, pause)
+            self._is_woken = False
             try:
                 self._maintain_once()
                 pause = self._pause()
@@ -451,19 +525,17 @@ class Producer(ProducerBase[DuplexConnection]):
 
 
 class CallbackGuard(threading.local):
-    """What the current thread does for the producer, and so what it may wait for.
-
-    Callbacks of `submit` run on the thread that settles messages: a callback that waits for a message would wait for
-    itself. The maintenance thread never waits for a broker: other brokers' deadlines would not be kept.
-    """
+    """What the current thread does for the producer."""
 
     in_callback = False
-    """The thread runs callbacks, and settles nothing until they return."""
+    """It runs callbacks of `submit`, and settles nothing until they return: one that waited for a message would wait
+    for itself."""
     is_maintenance = False
+    """It never waits for a broker: other brokers' deadlines would not be kept."""
 
-    def check_may_wait(self, call: str) -> None:
-        if self.in_callback:
-            raise UsageError(
-                f"{call}() inside a callback of submit() would wait for the thread it runs on: use submit() there, "
-                f"or leave it to another thread"
-            )
+
+def inside_a_call(call: str) -> UsageError:
+    return UsageError(
+        f"{call} would wait for work of the producer that its own thread is in the middle of, because a finalizer or a "
+        f"signal handler made it: use submit() or send_oneway() there, or leave it to another thread"
+    )

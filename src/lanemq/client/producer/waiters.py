@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 from lanemq._fast import compiled
+from lanemq.client.bell import Bell
 from lanemq.client.producer.options import ProducerOptions
 from lanemq.client.producer.receipts import ReceiptTable, Sent
 from lanemq.client.receipt import Receipt, Receipts, StoredAs
@@ -259,13 +260,14 @@ class ThreadBatchWaiter(BatchWaiter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._all = threading.Event()
+        self._bell, self._all = Bell(), False
 
     def wait(self) -> None:
-        self._all.wait()
+        self._bell.wait_until(lambda: self._all)
 
     def _wake(self) -> None:
-        self._all.set()
+        self._all = True
+        self._bell.ring()
 
 
 class TaskBatchWaiter(BatchWaiter):
