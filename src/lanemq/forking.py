@@ -12,6 +12,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 log = logging.getLogger(__name__)
@@ -51,6 +52,14 @@ def call_at_end(function: Callable[[], object], *, priority: int) -> None:
         util.Finalize(None, function, exitpriority=priority)
     else:
         atexit.register(function)
+        if util is not None:
+            util.register_after_fork(function, partial(_call_at_end_of_child, priority))
+
+
+def _call_at_end_of_child(priority: int, function: Callable[[], object]) -> None:
+    """A process of a fork server imports the main module before it knows that it is a child of `multiprocessing`."""
+    if (os.getpid(), function) in _ends:
+        sys.modules["multiprocessing.util"].Finalize(None, function, exitpriority=priority)
 
 
 def _in_child() -> None:

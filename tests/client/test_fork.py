@@ -48,7 +48,7 @@ def ended(child):
 def broker() -> Iterator[EmbeddedBroker]:
     with EmbeddedBroker() as embedded:
         with Admin(embedded.address) as admin:
-            for topic in ("orders", "pooled", "awaited", "consumed", "recorded", "naive"):
+            for topic in ("orders", "pooled", "awaited", "consumed", "recorded", "naive", "ended"):
                 admin.create_topic(topic, 2, ordered=True)
         yield embedded
 
@@ -136,6 +136,33 @@ producer.close()
     found = stored(broker, "pooled")
     assert found.pop("parent") == ["0", "1"]
     assert found == {f"k{number}": [str(number)] for number in range(30)}
+
+
+def test_a_process_of_multiprocessing_sends_what_it_accepted_before_it_ends(
+    broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    """A process of a fork server imports this file before `multiprocessing` says that it is a child."""
+    program = """
+made_at_import = Producer(address)
+
+def work(how):
+    made_in_process = Producer(address)
+    for number in range(5):
+        made_at_import.submit("ended", number, key=f"{how}-import")
+        made_in_process.submit("ended", number, key=f"{how}-process")
+
+if __name__ == "__main__":
+    for how in ("fork", "spawn", "forkserver"):
+        process = multiprocessing.get_context(how).Process(target=work, args=(how,))
+        process.start()
+        process.join()
+        assert process.exitcode == 0
+"""
+    file = tmp_path / "program.py"
+    file.write_text(BEGIN + program)
+    subprocess.run([sys.executable, "-W", "ignore", file, broker.address, tmp_path], timeout=SECONDS, check=True)
+    kinds = [f"{how}-{where}" for how in ("fork", "spawn", "forkserver") for where in ("import", "process")]
+    assert stored(broker, "ended") == {kind: list("01234") for kind in kinds}
 
 
 def test_an_async_producer_starts_anew_on_the_childs_event_loop(broker: EmbeddedBroker, tmp_path: Path) -> None:

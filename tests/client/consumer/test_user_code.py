@@ -473,6 +473,33 @@ def test_cancelling_the_app_itself_ends_it_without_complaint(
     assert not [each for each in caplog.records if each.levelno >= logging.ERROR]
 
 
+def test_cancelling_the_app_ends_it_although_its_handler_raises_something_else(
+    broker: EmbeddedBroker, topic: str
+) -> None:
+    """`asyncio.wait_for` may do that, too: before Python 3.12 it loses a cancellation that comes with the result."""
+    send(broker, topic, keys=2, each=5)
+
+    async def main() -> bool:
+        app, begun = App(broker.address, group=f"g-{topic}"), asyncio.Event()
+
+        @app.ordered(topic)
+        async def handler(message: Message) -> None:
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError as error:
+                raise OSError("the call was interrupted") from error
+
+        running = asyncio.create_task(app.run_async())
+        await begun.wait()
+        running.cancel()
+        done, _ = await asyncio.wait([running], timeout=WAIT)
+        app.stop(now=True)
+        return running in done
+
+    assert asyncio.run(main())
+
+
 # --- progress inside a run
 
 

@@ -1,5 +1,6 @@
 """Closing a producer: it refuses new messages, settles accepted ones, and leaves nothing open."""
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
@@ -8,6 +9,7 @@ import pytest
 from tests.client.fake_broker import FakeBroker, Fault, serving
 from tests.client.producer.producers import Blocking, OnALoop, Open
 
+from lanemq.client.producer.async_producer import AsyncProducer
 from lanemq.client.producer.producer import Producer
 from lanemq.model.errors import Closed, UsageError
 from lanemq.wire.headers import SendHeader
@@ -195,3 +197,33 @@ def test_a_second_close_with_less_time_ends_the_first(broker: FakeBroker, kind: 
             assert isinstance(pending.exception(0), Closed)
             first.join(30)
             assert not first.is_alive()
+
+
+def test_an_async_producer_refuses_a_second_event_loop(broker: FakeBroker) -> None:
+    """Its connections belong to the first one, so a message would wait for ever."""
+    producer = AsyncProducer(str(broker.address))
+
+    async def send() -> None:
+        await asyncio.wait_for(producer.send("orders", 1, key="k"), 10)
+
+    async def submit() -> None:
+        await producer.submit("orders", 1, key="k")
+
+    async def send_many() -> None:
+        await producer.send_many("orders", [("k", 1)])
+
+    with asyncio.Runner() as first:
+        first.run(send())
+        for call in (send, submit, send_many, producer.flush, producer.close):
+            with pytest.raises(UsageError, match="another one runs here"):
+                asyncio.run(call())
+        first.run(send())
+        first.run(producer.close())
+
+
+def test_an_async_producer_can_be_closed_after_its_event_loop(broker: FakeBroker) -> None:
+    producer = AsyncProducer(str(broker.address))
+    asyncio.run(producer.flush())
+    asyncio.run(producer.close())
+    with pytest.raises(UsageError):
+        asyncio.run(producer.flush())

@@ -134,12 +134,16 @@ class ConsumerEngine:
                 monitor = open_monitor(self.options.monitor, ConsumerHealth(self, self._ready_problems))
                 self.monitor_address = monitor.address
             async with self._tasks:
-                rebalancing, *loops = self._start()
-                await self._stopping.wait()
-                rebalancing.cancel()  # first, or it would take again what is given up
-                await self._leave()
-                for loop in loops:
-                    loop.cancel()
+                try:
+                    rebalancing, *loops = self._start()
+                    await self._stopping.wait()
+                    rebalancing.cancel()  # first, or it would take again what is given up
+                    await self._leave()
+                    for loop in loops:
+                        loop.cancel()
+                except asyncio.CancelledError:
+                    self._end_task_workers()
+                    raise
         except Exception as error:
             # Set before the schedulers close: threads that wake up there read it.
             self.failure = conflict_in(error) or error
@@ -277,6 +281,12 @@ class ConsumerEngine:
         if assigned.hand_over is not None:
             await asyncio.wait([assigned.hand_over])
         await self._hand_over.give_up_finally(assigned)
+
+    def _end_task_workers(self) -> None:
+        """Lets the worker tasks end although a handler may have answered their cancellation with another exception."""
+        for active in self.subscriptions.values():
+            if active.subscription.async_handler is not None:
+                active.scheduler.close()
 
     def _close_schedulers(self) -> None:
         for active in self.subscriptions.values():

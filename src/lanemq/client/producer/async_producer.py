@@ -45,7 +45,7 @@ from lanemq.client.receipt import Receipt, Receipts
 from lanemq.client.routing import AsyncRoutes
 from lanemq.client.topic_route import TopicRoute
 from lanemq.clock import Clock
-from lanemq.model.errors import LaneError, TransportError
+from lanemq.model.errors import LaneError, TransportError, UsageError
 from lanemq.model.keys import Key
 from lanemq.model.names import check_topic
 from lanemq.model.queue import MessageQueue
@@ -88,9 +88,22 @@ class AsyncProducer(ProducerBase[Connection]):
         self._ended = asyncio.Event()
         self._close_by: asyncio.Timeout | None = None
         self._maintenance: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def _leave_to_parent(self) -> None:
         """The connections belong to the parent's event loop, which does not run here."""
+        self._loop = None
+
+    def _check_loop(self) -> None:
+        """Raises `UsageError` on another event loop than that of the first call, to which the connections belong."""
+        running = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = running
+        elif self._loop is not running:
+            raise UsageError(
+                "this AsyncProducer belongs to the event loop of its first call, and another one runs here: make a "
+                "producer in each loop, with `async with AsyncProducer(...)`; each asyncio.run() has a loop of its own"
+            )
 
     # sending
 
@@ -101,6 +114,7 @@ class AsyncProducer(ProducerBase[Connection]):
 
         If cancelled, the message may still be sent; if it then fails, its key is frozen.
         """
+        self._check_loop()
         waiter, began = TaskWaiter(), self._clock.now() if self._may_time_out else 0
         try:
             if not arguments and key is not None and self._take(topic, key, value, waiter) is not None:
@@ -126,6 +140,7 @@ class AsyncProducer(ProducerBase[Connection]):
         self, topic: str, value: object, *, key: Key | None = None, **arguments: Unpack[SendArguments]
     ) -> asyncio.Future[Receipt]:
         """As `Producer.submit`: accepts one message and returns a future with its receipt."""
+        self._check_loop()
         if not arguments and key is not None:
             taken: LoopFuture | None = self._take(topic, key, value)
             if taken is not None:
@@ -138,6 +153,7 @@ class AsyncProducer(ProducerBase[Connection]):
         self, topic: str, value: object, *, key: Key | None = None, **arguments: Unpack[SendArguments]
     ) -> None:
         """Accepts one message, and does not report its outcome. Raises if it cannot be accepted."""
+        self._check_loop()
         waiter = OnewayWaiter()
         await self._accept(topic, value, key, arguments, waiter, sender_waits=True)
         waiter.raise_refusal()
@@ -147,6 +163,7 @@ class AsyncProducer(ProducerBase[Connection]):
 
         Raises as `Producer.send_many` does. A cancelled call ends at once; keys of it that fail later are frozen.
         """
+        self._check_loop()
         waiter, count, interrupted = TaskBatchWaiter(), 0, True
         try:
             try:
@@ -171,12 +188,14 @@ class AsyncProducer(ProducerBase[Connection]):
     async def flush(self) -> None:
         """Waits until everything accepted so far is stored or has failed; not for later messages."""
         self._check_child()
+        self._check_loop()
         mark = self._send_all()
         await self._wait_until(lambda: mark.settled)
 
     async def resume(self, topic: str, *, key: Key | None = None, queue: int | MessageQueue | None = None) -> None:
         """Resumes a frozen key, and its queue if that is frozen as a whole; without a key, all of queue or topic."""
         self._check_child()
+        self._check_loop()
         self._resume(await self._route(topic), key, queue)
 
     async def close(self, timeout: Seconds | None = None) -> None:
@@ -186,6 +205,11 @@ class AsyncProducer(ProducerBase[Connection]):
             self._ended = asyncio.Event()
             self._ended.set()
             return
+        if self._loop is not None and self._loop.is_closed():  # nothing can be sent any more
+            self.end_with_program(0)
+            self._closing = self._closed = True
+            return
+        self._check_loop()
         seconds = self._close_seconds(timeout)
         if self._closing:
             end = asyncio.get_running_loop().time() + seconds
