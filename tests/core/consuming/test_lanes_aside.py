@@ -24,6 +24,7 @@ from tests.core.consuming.lanes_aside_fixture import (
 
 from lanemq.core.backoff import Backoff
 from lanemq.core.consuming.lanes_aside import (
+    LaneAnswer,
     LanesAside,
     NextRequest,
     ParkedAtBroker,
@@ -31,10 +32,10 @@ from lanemq.core.consuming.lanes_aside import (
     RedriveRequest,
 )
 from lanemq.core.consuming.retry_policy import KEPT_MESSAGES, HoldKey, Park
-from lanemq.core.consuming.runs import DONE, FAILED, LaneRun
+from lanemq.core.consuming.runs import DONE, FAILED, NO_LEASE_NEEDED, LaneRun
 from lanemq.core.consuming.scheduler import LaneScheduler
 from lanemq.core.lane_status import Failure, LaneStatus
-from lanemq.model.units import Millis
+from lanemq.model.units import Millis, QueueOffset
 
 REDRIVEN = ParkedAtBroker("k", LaneStatus.REDRIVING, 1)
 
@@ -451,3 +452,30 @@ def test_a_lane_that_the_broker_refuses_goes_on_here() -> None:
     found = later(scheduler)
     assert found is not None
     assert (found.messages[0], found.attempt) == (M(0, "k"), 2)
+
+
+def test_newer_messages_of_a_lane_that_was_emptied_run_after_its_message_failed() -> None:
+    scheduler = parked()
+    store(scheduler)
+    reconcile(scheduler, REDRIVEN)
+    give(scheduler, M(0, "k"))
+    failing = run(scheduler)
+    assert failing is not None
+    put(scheduler, *((offset, "k") for offset in range(2, KEPT_MESSAGES + 3)))
+    store(scheduler, status=None, settled=0)
+    scheduler.finish(failing, FAILED, now=Millis(0), reason="again")
+    found = run(scheduler)
+    assert found is not None
+    assert found.messages[0] == M(2, "k")
+
+
+def test_an_answer_from_before_a_reset_changes_nothing_after_it() -> None:
+    scheduler = parked()
+    before, asked = lanes_of(scheduler), one(scheduler)
+    scheduler.drop(Q)
+    scheduler.add(Q, QueueOffset(0), usable_until=NO_LEASE_NEEDED, broker_parks=True)
+    put(scheduler, (0, "k"), (1, "k"))
+    before.answered(asked, LaneAnswer(LaneStatus.PARKED, settled=2), now=Millis(0))
+    assert scheduler[Q].committable == 0
+    fail(scheduler)
+    assert one(scheduler) == asked
