@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.broker.conftest import Start
-from tests.broker.raw_client import RawClient, lock_body
+from tests.broker.raw_client import BROKER, RawClient, lock_body
 from tests.broker.running import ManualClock, RunningBroker
 from tests.load.abuses import heartbeat_of
 
@@ -405,7 +405,8 @@ def test_parked_lanes_have_a_quota_and_give_back_what_leaves(broker: RunningBrok
     owners = {group: raw.lane_lock("c", group=group).lane_leases[0].epoch for group in ("g", "h")}
 
     def ask(code: RequestCode, body: bytes, group: str = "g") -> Command:
-        ext = {"consumerGroup": group, "topic": "T", "queueId": "0", "laneClient": "c", "laneEpoch": str(owners[group])}
+        claim = {"laneClient": "c", "laneEpoch": str(owners[group])}
+        ext = {"consumerGroup": group, "topic": "T", "queueId": "0", "bname": BROKER, **claim}
         return raw.ask(code, ext, body)
 
     def park(key: str, group: str = "g") -> ParkAnswer:
