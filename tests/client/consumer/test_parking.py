@@ -13,7 +13,7 @@ from lanemq.checker.verdict import Verdict
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.parked import ParkedAdmin
 from lanemq.client.consumer.app import App
-from lanemq.client.consumer.queues.progress import ProgressReporter
+from lanemq.client.consumer.queues.progress import QueueReporter
 from lanemq.client.consumer.turns.handler import ToDeadLetter
 from lanemq.client.message import Message
 from lanemq.core.backoff import Backoff
@@ -221,8 +221,8 @@ def test_a_graceful_hand_over_in_a_redrive_repeats_nothing(
 ) -> None:
     """The broker does not know yet that any message is done when its owner is stopped."""
     late = threading.Event()
-    work = ProgressReporter._lane_work
-    monkeypatch.setattr(ProgressReporter, "_lane_work", lambda *args: [] if late.is_set() else work(*args))
+    work = QueueReporter._lane_work
+    monkeypatch.setattr(QueueReporter, "_lane_work", lambda *args: [] if late.is_set() else work(*args))
     parking.before = lambda message: late.set() if message.queue_offset == 5 else None
     first = parking.member("a")
     parking.failing.add("bad")

@@ -22,7 +22,7 @@ from lanemq.client.consumer.queues.assigned_queue import AssignedQueue, Assignme
 from lanemq.client.consumer.queues.hand_over import HandOver
 from lanemq.client.consumer.queues.leases import LeaseKeeper
 from lanemq.client.consumer.queues.link import Connect, connect
-from lanemq.client.consumer.queues.progress import ProgressReporter
+from lanemq.client.consumer.queues.progress import QueueReporter
 from lanemq.client.consumer.queues.pull import Puller
 from lanemq.client.consumer.queues.rebalance import QueueKeepers, Rebalancer, RebalanceTrigger
 from lanemq.client.consumer.signals import TERMINATION
@@ -94,9 +94,7 @@ class ConsumerEngine:
         # What happens to a queue, in this order: rebalance, lease, pull, reports of its progress, hand-over.
         self._trigger = RebalanceTrigger()
         self.assignment = Assignment(options, self.client_id, self._trigger.soon)
-        self.progress = ProgressReporter(
-            options, calls, self.assignment, lambda assigned: self.leases.is_leased(assigned)
-        )
+        self.progress = QueueReporter(options, calls, self.assignment, lambda assigned: self.leases.is_leased(assigned))
         self.leases = LeaseKeeper(options, calls, self.assignment, self.progress.renewed, self.heartbeat.send_again_to)
         self._puller = Puller(options, calls, self.heartbeat, self.assignment, self.progress, self._tasks)
         self._hand_over = HandOver(options, self.assignment, self.leases, self.progress)

@@ -18,7 +18,7 @@ from lanemq.background_log import ClientLog
 from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.queues.assigned_queue import AssignedQueue, Assignment
 from lanemq.client.consumer.queues.leases import LeaseKeeper
-from lanemq.client.consumer.queues.progress import ProgressReporter
+from lanemq.client.consumer.queues.progress import QueueReporter
 from lanemq.core.backoff import Backoff
 from lanemq.core.consuming.rebalance import QueueEvent, QueueStage, Step
 from lanemq.model.errors import LaneError, LeaseLost
@@ -41,7 +41,7 @@ class HandOver:
         options: ConsumerOptions,
         assignment: Assignment,
         leases: LeaseKeeper,
-        progress: ProgressReporter,
+        progress: QueueReporter,
     ) -> None:
         self._options = options
         self._assignment = assignment

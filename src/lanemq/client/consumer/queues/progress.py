@@ -56,7 +56,7 @@ NO_EPOCH = Epoch(0)
 Asked: TypeAlias = tuple[LanesAside[Message], LaneRequest[Message]]
 
 
-class ProgressReporter:
+class QueueReporter:
     """The progress of one consumer in its queues, as its brokers know it."""
 
     def __init__(

@@ -19,7 +19,7 @@ from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.pull_stream import Pulled
 from lanemq.client.consumer.queues.assigned_queue import AssignedQueue, Assignment
 from lanemq.client.consumer.queues.heartbeat import Heartbeat
-from lanemq.client.consumer.queues.progress import ProgressReporter
+from lanemq.client.consumer.queues.progress import QueueReporter
 from lanemq.client.message import Message, read_messages, read_waiting
 from lanemq.core.consuming.flow_control import PullNow, WaitFor, verdict
 from lanemq.core.consuming.repeats import SeenStamps
@@ -59,7 +59,7 @@ class Puller:
         calls: ConsumerCalls,
         heartbeat: Heartbeat,
         assignment: Assignment,
-        progress: ProgressReporter,
+        progress: QueueReporter,
         tasks: asyncio.TaskGroup,
     ) -> None:
         self._options = options

@@ -20,7 +20,7 @@ from lanemq.client.consumer.queues.assigned_queue import NANOS, AssignedQueue, A
 from lanemq.client.consumer.queues.hand_over import HandOver
 from lanemq.client.consumer.queues.leases import LeaseKeeper
 from lanemq.client.consumer.queues.link import BrokerLink
-from lanemq.client.consumer.queues.progress import ProgressReporter
+from lanemq.client.consumer.queues.progress import QueueReporter
 from lanemq.client.consumer.queues.pull import Puller
 from lanemq.client.consumer.turns.subscription import ActiveSubscription
 from lanemq.client.message import MessageSource
@@ -75,7 +75,7 @@ class QueueKeepers(NamedTuple):
     """The parts that work on an assigned queue, from its lease to its hand-over."""
 
     leases: LeaseKeeper
-    progress: ProgressReporter
+    progress: QueueReporter
     puller: Puller
     hand_over: HandOver
 
