@@ -28,7 +28,7 @@ from lanemq.core.brokering.keep_alive import KeepAlives
 from lanemq.core.brokering.lock_table import Current, Lease, LockGrant, LockTable
 from lanemq.core.brokering.membership import Membership
 from lanemq.core.consuming.lane_queue import LaneQueue
-from lanemq.core.consuming.lanes_at_broker import LanesAtBroker
+from lanemq.core.consuming.lanes_aside import LanesAside
 from lanemq.core.consuming.queue_lease import QueueLease
 from lanemq.core.consuming.runs import DONE, FAILED, NO_LEASE_NEEDED, Order
 from lanemq.core.consuming.scheduler import LaneScheduler
@@ -362,23 +362,29 @@ def lane_fence(patch: Patch) -> None:
 
     def finished(self: Any, lane: Any, messages: Any) -> bool:
         more = real(self, lane, messages)
-        if not more and lane in self:
+        if not more and self._of(lane) is not None:
             return bool(self._leave(self._lanes[lane.key]))
         return more
 
-    real = LanesAtBroker.finished
-    patch(LanesAtBroker, "finished", finished)
+    real = LanesAside.finished
+    patch(LanesAside, "finished", finished)
 
 
 def confirmed_lane(patch: Patch) -> None:
-    """Member: counts a held lane as finished before the broker has it."""
+    """Member: counts a held lane as finished before the broker has it, which takes the member a while to tell."""
+    looks, requests = count(1), LanesAside.requests
 
-    def set_aside(self: Any, lane: Any, failure: Any) -> None:
-        real(self, lane, failure)
-        self._queue.count_finished(lane.pending)
+    def seldom(self: Any, *, now: Millis) -> list[Any]:
+        return requests(self, now=now) if next(looks) % 20 == 0 else []
 
-    real = LanesAtBroker.set_aside
-    patch(LanesAtBroker, "set_aside", set_aside)
+    def set_aside(self: Any, lane: Any) -> None:
+        real(self, lane)
+        if lane.key in self._lanes:
+            self._queue.finish(lane.pending)
+
+    real = LanesAside._set_aside_if_long
+    patch(LanesAside, "_set_aside_if_long", set_aside)
+    patch(LanesAside, "requests", seldom)
 
 
 def pinned_log(patch: Patch) -> None:

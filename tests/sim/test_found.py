@@ -11,7 +11,7 @@ import pytest
 from tests.client.producer.test_engine import Rig
 from tests.sim.two_processes import ADDRESS, Received, TwoProcesses
 
-from lanemq.client.consumer.queues.offsets import OffsetKeeper
+from lanemq.client.consumer.queues.progress import QueueReporter
 from lanemq.client.consumer.turns.async_scheduler import AsyncScheduler
 from lanemq.clock import SystemClock
 from lanemq.core.consuming.runs import LaneOptions
@@ -79,7 +79,7 @@ def test_a_group_commits_again_what_a_crash_of_the_broker_undid(monkeypatch: pyt
     for seed in range(38, 98):  # the first two of these meet it
         plan = replace(plan_of(seed), faults=("broker loses power",), durable=True, calm_ms=700)
         with monkeypatch.context() as without_guard:
-            without_guard.setattr(OffsetKeeper, "report_again", lambda self, broker: None)
+            without_guard.setattr(QueueReporter, "report_again", lambda self, broker: None)
             problems = run_plan(plan).problems
         if any(problem.startswith("no progress for 45 s after the faults") for problem in problems):
             result = run_plan(plan)

@@ -15,7 +15,7 @@ from lanemq.client.consumer.calls import Granted, KeptAlive, Locked
 from lanemq.client.consumer.engine import ConsumerEngine
 from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.pull_stream import Pulled, one_pull
-from lanemq.client.consumer.queues.assigned_queue import AssignedQueue, StartPosition
+from lanemq.client.consumer.queues.assigned_queue import AssignedQueue
 from lanemq.client.consumer.queues.link import BrokerLink
 from lanemq.client.consumer.turns.handler import HandlerCall, async_batch_handler
 from lanemq.client.consumer.turns.scheduler import Scheduler
@@ -284,10 +284,9 @@ class FakeRoutes:
     def unreachable(self, topic: str) -> None: ...
 
 
-def committable(scheduler: Scheduler, which: MessageQueue) -> QueueOffset | None:
+def committable(scheduler: Scheduler, which: MessageQueue) -> QueueOffset:
     """The first unfinished offset of a queue, also of runs that are in progress."""
-    progress = scheduler.progress(which)
-    return None if progress is None else progress[0]
+    return scheduler.progress(which).offset
 
 
 class FakeScheduler:
@@ -312,10 +311,7 @@ def assigned_queue(
 ) -> AssignedQueue:
     """An assigned queue at its start, without a subscription."""
     active: Any = SimpleNamespace(subscription=None, scheduler=scheduler or FakeScheduler())
-    start = StartPosition(QueueOffset(0))
-    assigned = AssignedQueue(
-        which, active, MessageSource(which, JsonCodec(), Epoch(1)), lease, times, lane=lane, start=start
-    )
+    assigned = AssignedQueue(which, active, MessageSource(which, JsonCodec(), Epoch(1)), lease, times, lane=lane)
     for event in (QueueEvent.GRANTED, QueueEvent.LOCATED) if lease else (QueueEvent.LOCATED,):
         assigned.lifecycle.happened(event, now=Millis(0))
     return assigned

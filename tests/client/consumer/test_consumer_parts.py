@@ -15,7 +15,7 @@ from tests.wire.encoding import encode_record
 
 from lanemq.client.codec import JsonCodec
 from lanemq.client.consumer.options import ConsumerOptions
-from lanemq.client.consumer.queues.offsets import FileOffsets
+from lanemq.client.consumer.queues.local_offsets import FileOffsets
 from lanemq.client.consumer.tag_filter import tag_filter
 from lanemq.client.consumer.turns.send_back import DeadLetterSender
 from lanemq.client.message import Message, MessageSource, find_key, read_messages

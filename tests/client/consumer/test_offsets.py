@@ -163,8 +163,8 @@ def test_an_offset_is_not_committed_to_an_apache_broker_that_came_back_empty(
             del broker.messages[Q][:]
             broker.offsets[Q] = 0
             (assigned,) = engine.assignment
-            engine.offsets.report_again(assigned.queue.broker)
-            await engine.offsets.commit(assigned)
+            engine.progress.report_again(assigned.queue.broker)
+            await engine.progress.commit_all()
         return broker.offsets[Q]
 
     assert run_virtual(main) == (0 if checked else COUNT)
@@ -199,7 +199,7 @@ def test_a_reset_forgets_the_finished_ranges() -> None:
             (assigned,) = engine.assignment
             engine.move(assigned, QueueOffset(3))
             await until(lambda: len(seen) == 1 + COUNT - 3)
-            assert assigned.progress.finished == NOTHING_FINISHED
+            assert assigned.progress().finished == NOTHING_FINISHED
         return seen
 
     assert run_virtual(main) == [0, *range(3, COUNT)]
@@ -345,7 +345,7 @@ def test_a_member_whose_lease_ended_does_not_move_the_group_back_at_a_broker_wit
                 await until(lambda: broker.offsets[Q] == 3 * COUNT)
                 assert former.assignment.get(Q) is not None, "it does not know yet that it lost the queue"
                 is_frozen = False
-                await former.offsets.commit_all()
+                await former.progress.commit_all()
                 offset = broker.offsets[Q]
                 await until(lambda: former.assignment.get(Q) is None)
                 return offset

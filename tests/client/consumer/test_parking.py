@@ -13,11 +13,11 @@ from lanemq.checker.verdict import Verdict
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.parked import ParkedAdmin
 from lanemq.client.consumer.app import App
-from lanemq.client.consumer.queues.parking import LaneParker
+from lanemq.client.consumer.queues.progress import QueueReporter
 from lanemq.client.consumer.turns.handler import ToDeadLetter
 from lanemq.client.message import Message
 from lanemq.core.backoff import Backoff
-from lanemq.core.consuming.lanes_at_broker import LanesAtBroker
+from lanemq.core.consuming.lanes_aside import LanesAside
 from lanemq.core.consuming.retry_policy import KEPT_MESSAGES, HoldKey, Park
 from lanemq.core.lane_status import MAX_GIVEN, LaneStatus
 from lanemq.model.units import Millis
@@ -38,19 +38,19 @@ def is_moving(app: App) -> bool:
 
 def without_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is reported about lanes until the member forgets them: neither before a reset nor in passing."""
-    requests, forget = LanesAtBroker.requests, LanesAtBroker.forget
+    requests, forget = LanesAside.requests, LanesAside.forget
     forgotten = threading.Event()
 
-    def forget_and_go_on(self: LanesAtBroker[Any]) -> None:
+    def forget_and_go_on(self: LanesAside[Any]) -> None:
         forget(self)
         forgotten.set()
 
-    def no_requests(self: LanesAtBroker[Any], *, now: Millis) -> list[Any]:
+    def no_requests(self: LanesAside[Any], *, now: Millis) -> list[Any]:
         return requests(self, now=now) if forgotten.is_set() else []
 
-    monkeypatch.setattr(LanesAtBroker, "last_reports", lambda *_: [])
-    monkeypatch.setattr(LanesAtBroker, "requests", no_requests)
-    monkeypatch.setattr(LanesAtBroker, "forget", forget_and_go_on)
+    monkeypatch.setattr(LanesAside, "last_reports", lambda *_: [])
+    monkeypatch.setattr(LanesAside, "requests", no_requests)
+    monkeypatch.setattr(LanesAside, "forget", forget_and_go_on)
 
 
 def park_bad(parking: ParkingFixture) -> None:
@@ -221,8 +221,8 @@ def test_a_graceful_hand_over_in_a_redrive_repeats_nothing(
 ) -> None:
     """The broker does not know yet that any message is done when its owner is stopped."""
     late = threading.Event()
-    begin = LaneParker._begin
-    monkeypatch.setattr(LaneParker, "_begin", lambda *args: None if late.is_set() else begin(*args))
+    work = QueueReporter._lane_work
+    monkeypatch.setattr(QueueReporter, "_lane_work", lambda *args: [] if late.is_set() else work(*args))
     parking.before = lambda message: late.set() if message.queue_offset == 5 else None
     first = parking.member("a")
     parking.failing.add("bad")
@@ -510,7 +510,7 @@ def test_an_owner_that_ignores_parked_lanes_lets_newer_messages_overtake(
     parking.wait_committed(6)
     first.stop()
     parking.failing.clear()
-    monkeypatch.setattr(LanesAtBroker, "restore", _opened)
+    monkeypatch.setattr(LanesAside, "restore", _opened)
     parking.send("bad")
     parking.member("b")
     until("the newer one ran", lambda: parking.of("bad") == [6])

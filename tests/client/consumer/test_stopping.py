@@ -269,7 +269,7 @@ def test_a_consumer_that_dies_in_the_background_is_logged_and_raised(
 ) -> None:
     consumer = Consumer(real.address, group="g-dying", topics="empty", commit_every=0.01)
     consumer.start()
-    consumer._thread.engine.offsets.commit_all = broken  # type: ignore[assignment]
+    consumer._thread.engine.progress.commit_all = broken  # type: ignore[assignment]
     with pytest.raises(LaneError, match="an unexpected error"):
         consumer.poll(60)
     with pytest.raises(LaneError, match="an unexpected error"):
@@ -288,7 +288,7 @@ def test_an_async_consumer_that_dies_raises_where_it_is_asked(real: EmbeddedBrok
         consumer = AsyncConsumer(real.address, group="g-dying-too", topics="empty", commit_every=0.01)
         await consumer.start()
         assert consumer._engine is not None
-        consumer._engine.offsets.commit_all = broken  # type: ignore[assignment]
+        consumer._engine.progress.commit_all = broken  # type: ignore[assignment]
         with pytest.raises(LaneError, match="an unexpected error"):
             await consumer.poll(60)
         with pytest.raises(LaneError, match="an unexpected error"):

@@ -33,8 +33,7 @@ class SchedulerFixture:
         self.put(queue, *keys)
 
     def put(self, queue: MessageQueue, *keys: str | None) -> None:
-        start = self.scheduler.next_offset(queue)
-        assert start is not None
+        start = self.scheduler[queue].next_offset
         messages = [Msg(start + i, key) for i, key in enumerate(keys)]
         end = QueueOffset(start + len(keys))
         assert self.scheduler.put(queue, messages, end, pulled_from=start)

@@ -125,7 +125,7 @@ class Owners(RuleBasedStateMachine):
         options = LaneOptions(policy=HoldKey(retries=9, backoff=Backoff(0.005)), run_limit=3)
         self.owner = Owner(LaneScheduler(options))
         self.owner.scheduler.add(Q, start, usable_until=NO_LEASE_NEEDED, finished=done)
-        assert self.owner.scheduler.finished_ranges(Q) == done, "an owner that did nothing has nothing to report"
+        assert self.owner.scheduler[Q].finished_ranges() == done, "an owner that did nothing has nothing to report"
 
     @rule(count=st.integers(1, 8))
     def send(self, count: int) -> None:
@@ -133,8 +133,7 @@ class Owners(RuleBasedStateMachine):
 
     @rule(most=st.integers(3, 12))
     def pull(self, most: int) -> None:
-        start = self.owner.scheduler.next_offset(Q)
-        assert start is not None
+        start = self.owner.scheduler[Q].next_offset
         end = min(start + most, self.stored)
         if start < end:
             messages = [Msg(at) for at in wanted(start, end)]
@@ -178,9 +177,9 @@ class Owners(RuleBasedStateMachine):
     @rule(most=st.sampled_from([0, 1, 2, MAX_RANGES, MAX_RANGES]))
     def commit(self, most: int) -> None:
         """`most`: how many ranges are reported."""
-        offset = self.owner.scheduler.committable(Q)
+        offset = self.owner.scheduler[Q].committable
         assert offset is not None
-        finished = self.owner.scheduler.finished_ranges(Q).lowest(most)
+        finished = self.owner.scheduler[Q].finished_ranges().lowest(most)
         outcome = self.table.at("g", Q).commit(offset, kind=CommitKind.FORWARD, finished=finished)
         assert isinstance(outcome, Committed)
         assert covered(finished) <= self.finished
@@ -198,7 +197,7 @@ class Owners(RuleBasedStateMachine):
 
     @invariant()
     def finished_messages_of_a_key_are_its_first_ones(self) -> None:
-        done = covered(self.owner.scheduler.finished_ranges(Q)) | set(range(self.owner.scheduler.committable(Q) or 0))
+        done = covered(self.owner.scheduler[Q].finished_ranges()) | set(range(self.owner.scheduler[Q].committable or 0))
         for key in "abcde":
             line = [at in done for at in wanted(0, self.stored) if Msg(at).key == key]
             assert line == sorted(line, reverse=True), f"{key}: {line}"
@@ -210,7 +209,7 @@ class Owners(RuleBasedStateMachine):
             self.finished |= {m.queue_offset for m in run.messages}
         self.take_over()
         while True:
-            start = self.owner.scheduler.next_offset(Q)
+            start = self.owner.scheduler[Q].next_offset
             if start is None or start >= self.stored:
                 break
             self.pull(6)
@@ -219,8 +218,8 @@ class Owners(RuleBasedStateMachine):
                 self.owner.scheduler.finish(run, DONE, now=self.now)
                 self.finished |= {m.queue_offset for m in run.messages}
         assert self.finished == set(wanted(0, self.stored))
-        assert self.owner.scheduler.committable(Q) == self.stored
-        assert self.owner.scheduler.finished_ranges(Q) == NOTHING_FINISHED
+        assert self.owner.scheduler[Q].committable == self.stored
+        assert self.owner.scheduler[Q].finished_ranges() == NOTHING_FINISHED
 
 
 Owners.TestCase.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
@@ -241,15 +240,15 @@ def test_messages_that_former_owners_finished_are_not_run() -> None:
         seen += [message.queue_offset for message in run.messages]
         scheduler.finish(run, DONE, now=Millis(0))
     assert sorted(seen) == [0, 3, 5]
-    assert scheduler.committable(Q) == 6
+    assert scheduler[Q].committable == 6
 
 
 def test_a_range_that_former_owners_finished_is_not_pulled() -> None:
     scheduler = keyed(0, FinishedRanges.of([(2, 30)]))
     assert scheduler.put(Q, [Msg(0), Msg(1)], QueueOffset(2), pulled_from=QueueOffset(0))
-    assert scheduler.next_offset(Q) == 30
-    assert scheduler.cached(Q).count == 2
-    assert scheduler.finished_ranges(Q).ranges() == [(2, 30)]
+    assert scheduler[Q].next_offset == 30
+    assert scheduler[Q].cached().count == 2
+    assert scheduler[Q].finished_ranges().ranges() == [(2, 30)]
 
 
 def test_filtered_messages_between_finished_ones_are_not_finished() -> None:
@@ -260,7 +259,7 @@ def test_filtered_messages_between_finished_ones_are_not_finished() -> None:
     while isinstance(run := scheduler.next_run(now=Millis(0)), LaneRun):
         scheduler.finish(run, DONE, now=Millis(0))
     assert isinstance(unfinished, LaneRun)
-    assert scheduler.finished_ranges(Q).ranges() == [(1, 2), (5, 6)]
+    assert scheduler[Q].finished_ranges().ranges() == [(1, 2), (5, 6)]
 
 
 def test_with_the_whole_queue_in_order_there_are_no_finished_ranges_and_none_are_taken_over() -> None:
@@ -270,7 +269,7 @@ def test_with_the_whole_queue_in_order_there_are_no_finished_ranges_and_none_are
     seen = []
     while isinstance(run := scheduler.next_run(now=Millis(0)), LaneRun):
         seen += [message.queue_offset for message in run.messages]
-        assert scheduler.finished_ranges(Q) == NOTHING_FINISHED
+        assert scheduler[Q].finished_ranges() == NOTHING_FINISHED
         scheduler.finish(run, DONE, now=Millis(0))
     assert seen == [0, 1]
 

@@ -138,7 +138,7 @@ class Promises(RuleBasedStateMachine):
         if finished.why is Why.QUEUE_GONE:
             return
         self.ended[run.queue].update(m.queue_offset for m in run.messages[:done])
-        self.committed[run.queue] = self.scheduler.committable(run.queue) or 0
+        self.committed[run.queue] = self.scheduler[run.queue].committable or 0
 
     @rule(data=st.data(), again=st.booleans())
     def end_many(self, data: st.DataObject, again: bool) -> None:
@@ -156,11 +156,11 @@ class Promises(RuleBasedStateMachine):
     @invariant()
     def committable_is_the_first_unfinished(self) -> None:
         for queue in self.leased:
-            at = self.scheduler.committable(queue)
+            at = self.scheduler[queue].committable
             assert at is not None
             assert set(range(self.committed[queue], at)) <= self.ended[queue]
             assert at not in self.ended[queue] or at == self.pulled[queue]
-            finished = {o for start, end in self.scheduler.finished_ranges(queue).ranges() for o in range(start, end)}
+            finished = {o for start, end in self.scheduler[queue].finished_ranges().ranges() for o in range(start, end)}
             assert finished <= self.ended[queue]
 
     def teardown(self) -> None:
@@ -180,9 +180,9 @@ class Promises(RuleBasedStateMachine):
             else:
                 self.now = run.until
         for queue in self.leased:
-            assert self.scheduler.committable(queue) == self.pulled[queue]
-            assert self.scheduler.cached(queue) == Cached(0, 0, 0)
-            lane_queue = self.scheduler._queues[queue]
+            assert self.scheduler[queue].committable == self.pulled[queue]
+            assert self.scheduler[queue].cached() == Cached(0, 0, 0)
+            lane_queue = self.scheduler[queue]
             lane_queue._forget_failures()  # which it does when there are many
             assert not lane_queue.failures, "counts of finished messages would pile up"
 

@@ -64,8 +64,8 @@ def test_runs_reported_together_have_the_same_effect_as_reported_one_by_one(
     together.scheduler.finish_done([runs[at] for at in chosen], now=together.now)
     for at in chosen:
         singly.finish(same[at], DONE)
-    for ask in ("committable", "finished_ranges", "cached", "next_offset"):
-        assert getattr(together.scheduler, ask)(Q) == getattr(singly.scheduler, ask)(Q)
+    one, other = together.scheduler[Q], singly.scheduler[Q]
+    assert (one.progress(), one.cached(), one.next_offset) == (other.progress(), other.cached(), other.next_offset)
     assert together.scheduler.view(Q) == singly.scheduler.view(Q)
 
 
@@ -77,7 +77,7 @@ def test_runs_of_a_dropped_queue_are_ignored() -> None:
     made.assign(Q, "a", "b")
     assert taken(made, 100) == [], "runs of the former assignment are still under way"
     made.scheduler.finish_done(runs, now=made.now)
-    assert made.scheduler.committable(Q) == 0
+    assert made.scheduler[Q].committable == 0
     assert [offsets(run) for run in taken(made, 100)] == [[0], [1]]
 
 

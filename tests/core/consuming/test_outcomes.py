@@ -31,7 +31,7 @@ def test_auto_done_commits_and_goes_on() -> None:
     fixture = SchedulerFixture(**ONE)
     fixture.assign(Q, None, None)
     fixture.finish(fixture.run(), DONE)
-    assert fixture.scheduler.committable(Q) == 1
+    assert fixture.scheduler[Q].committable == 1
     assert offsets(fixture.run()) == [1]
 
 
@@ -41,7 +41,7 @@ def test_auto_commit_or_roll_back_is_reported_and_taken_as_success(outcome: Outc
     fixture = SchedulerFixture(**ONE)
     fixture.assign(Q, None, None)
     finished = fixture.finish(fixture.run(), outcome)
-    assert (finished.why, fixture.scheduler.committable(Q)) == (Why.ILLEGAL, 1)
+    assert (finished.why, fixture.scheduler[Q].committable) == (Why.ILLEGAL, 1)
     assert offsets(fixture.run()) == [1]
 
 
@@ -53,7 +53,7 @@ def test_auto_suspend_holds_the_queue_and_repeats_the_message(outcome: Outcome) 
     fixture.assign(Q, None, None)
     finished = fixture.finish(fixture.run(), outcome)
     assert (finished.why, finished.until) == (Why.HELD, 1_000)
-    assert fixture.scheduler.committable(Q) == 0
+    assert fixture.scheduler[Q].committable == 0
     assert fixture.idle().until == 1_000
     fixture.pass_time(1_000)
     repeated = fixture.run()
@@ -68,7 +68,7 @@ def test_auto_suspend_over_the_limit_commits_and_goes_on() -> None:
     assert [m.queue_offset for m in fixture.finish(run, Suspend()).send_back] == [0]
     fixture.idle()
     finished = fixture.sent_back(run, True)
-    assert (finished.why, fixture.scheduler.committable(Q)) == (Why.SENT_BACK, 1)
+    assert (finished.why, fixture.scheduler[Q].committable) == (Why.SENT_BACK, 1)
     assert offsets(fixture.run()) == [1]
 
 
@@ -85,8 +85,8 @@ def manual(policy: FailurePolicy | None = None) -> SchedulerFixture:
 def test_manual_done_commits_nothing() -> None:
     fixture = manual()
     fixture.finish(fixture.run(), DONE)
-    assert fixture.scheduler.committable(Q) == 0
-    assert fixture.scheduler.committable(Q) == 0
+    assert fixture.scheduler[Q].committable == 0
+    assert fixture.scheduler[Q].committable == 0
     assert offsets(fixture.run()) == [1]
 
 
@@ -96,7 +96,7 @@ def test_manual_commit_commits_everything_in_flight() -> None:
     fixture.finish(fixture.run(), DONE)
     fixture.finish(fixture.run(), DONE)
     fixture.finish(fixture.run(), COMMIT)
-    assert fixture.scheduler.committable(Q) == 3
+    assert fixture.scheduler[Q].committable == 3
 
 
 @pytest.mark.row("A97")
@@ -113,7 +113,7 @@ def test_manual_roll_back_repeats_the_whole_uncommitted_run() -> None:
         seen += offsets(run)
         fixture.finish(run, DONE)
     assert seen == [0, 1, 2, 3]
-    assert fixture.scheduler.committable(Q) == 0
+    assert fixture.scheduler[Q].committable == 0
 
 
 @pytest.mark.row("A98")
@@ -125,7 +125,7 @@ def test_manual_suspend_returns_only_this_batch() -> None:
     run = fixture.run()
     assert offsets(run) == [1], "offset 0 stays in flight"
     fixture.finish(run, COMMIT)
-    assert fixture.scheduler.committable(Q) == 2
+    assert fixture.scheduler[Q].committable == 2
 
 
 @pytest.mark.row("A98")
@@ -134,7 +134,7 @@ def test_manual_suspend_over_the_limit_does_not_commit() -> None:
     run = fixture.run()
     fixture.finish(run, Suspend())
     assert fixture.sent_back(run, True).why is Why.SENT_BACK
-    assert fixture.scheduler.committable(Q) == 0
+    assert fixture.scheduler[Q].committable == 0
     assert offsets(fixture.run()) == [1]
 
 
@@ -187,7 +187,7 @@ def test_a_message_is_sent_back_after_its_retries_and_held_if_that_fails() -> No
     run = fixture.run()
     assert fixture.finish(run, FAILED).why is Why.SEND_BACK
     finished = fixture.sent_back(run, False)
-    assert (finished.why, fixture.scheduler.committable(Q)) == (Why.HELD, 0)
+    assert (finished.why, fixture.scheduler[Q].committable) == (Why.HELD, 0)
     fixture.pass_time(1_000)
     assert fixture.run().attempt == 4
 
@@ -230,7 +230,7 @@ def test_mixed_batch_dead_letters_each_message_once() -> None:
     again = fixture.run()
     assert offsets(again) == [1, 2], "offset 0 is at the broker already: neither handled nor sent again"
     fixture.finish(again, DONE)
-    assert fixture.scheduler.committable(Q) == 3
+    assert fixture.scheduler[Q].committable == 3
 
 
 @pytest.mark.row("A105")
@@ -243,7 +243,7 @@ def test_mixed_batch_of_a_key_dead_letters_each_message_once() -> None:
     run = fixture.run()
     assert [m.queue_offset for m in fixture.finish(run, FAILED).send_back] == [0]
     fixture.sent_back(run, True)
-    assert fixture.scheduler.committable(Q) == 1
+    assert fixture.scheduler[Q].committable == 1
     fixture.pass_time(30_000)
     assert offsets(fixture.run()) == [1]
 
@@ -254,7 +254,7 @@ def test_concurrent_failure_is_sent_back_and_retried_here_only_if_that_fails() -
     first, second = fixture.run(), fixture.run()
     assert fixture.finish(first, FAILED).send_back == first.messages
     fixture.finish(second, DONE)
-    assert fixture.scheduler.committable(Q) == 0
+    assert fixture.scheduler[Q].committable == 0
     finished = fixture.sent_back(first, False)
     assert finished.until == 5_000
     fixture.pass_time(5_000)
@@ -262,7 +262,7 @@ def test_concurrent_failure_is_sent_back_and_retried_here_only_if_that_fails() -
     assert offsets(retried) == [0]
     fixture.finish(retried, FAILED)
     fixture.sent_back(retried, True)
-    assert fixture.scheduler.committable(Q) == 2
+    assert fixture.scheduler[Q].committable == 2
 
 
 # Holding and parking
@@ -326,7 +326,7 @@ def test_a_lane_without_retries_left_is_parked_until_resumed() -> None:
     fixture.pass_time(10**9)
     assert fixture.idle().until is None
     assert fixture.scheduler.view(Q).parked == ("bad",)
-    assert fixture.scheduler.committable(Q) == 0
+    assert fixture.scheduler[Q].committable == 0
     assert not fixture.scheduler.resume(Q, "good")
     assert fixture.scheduler.resume(Q, "bad")
     run = fixture.run()

@@ -24,12 +24,12 @@ def running(order: Order, done: int, **options: object) -> tuple[SchedulerFixtur
 @pytest.mark.parametrize("order", ORDERS)
 def test_what_a_run_has_finished_is_committable_before_it_ends(order: Order) -> None:
     fixture, run = running(order, 3)
-    assert fixture.scheduler.committable(Q) == 3
-    assert fixture.scheduler.cached(Q).count == 2
+    assert fixture.scheduler[Q].committable == 3
+    assert fixture.scheduler[Q].cached().count == 2
     assert not fixture.scheduler.note_progress(run), "nothing is new"
     run.done = 4
     assert fixture.scheduler.note_progress(run)
-    assert fixture.scheduler.committable(Q) == 4
+    assert fixture.scheduler[Q].committable == 4
     fixture.idle()
 
 
@@ -38,8 +38,8 @@ def test_what_a_run_has_finished_is_committable_before_it_ends(order: Order) -> 
 def test_the_end_of_a_run_counts_only_the_rest(order: Order, outcome: Outcome, done: int, committable: int) -> None:
     fixture, run = running(order, 3)
     fixture.finish(run, outcome, done)
-    assert fixture.scheduler.committable(Q) == committable
-    cached = fixture.scheduler.cached(Q)
+    assert fixture.scheduler[Q].committable == committable
+    cached = fixture.scheduler[Q].cached()
     assert (cached.count, cached.bytes) == (5 - committable, 5 - committable)
     fixture.pass_time(60_000)
     if committable < 5:
@@ -49,8 +49,8 @@ def test_the_end_of_a_run_counts_only_the_rest(order: Order, outcome: Outcome, d
 def test_runs_that_end_together_count_only_their_rest() -> None:
     fixture, run = running(Order.KEY, 3)
     fixture.scheduler.finish_done([run], now=fixture.now)
-    assert fixture.scheduler.committable(Q) == 5
-    assert fixture.scheduler.cached(Q).count == 0
+    assert fixture.scheduler[Q].committable == 5
+    assert fixture.scheduler[Q].cached().count == 0
 
 
 def test_progress_above_an_unfinished_message_is_a_finished_range() -> None:
@@ -60,8 +60,8 @@ def test_progress_above_an_unfinished_message_is_a_finished_range() -> None:
     run = fixture.run()
     run.done = 2
     assert fixture.scheduler.note_progress(run)
-    assert fixture.scheduler.committable(Q) == 0
-    assert fixture.scheduler.finished_ranges(Q) == FinishedRanges((1, 3))
+    assert fixture.scheduler[Q].committable == 0
+    assert fixture.scheduler[Q].finished_ranges() == FinishedRanges((1, 3))
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -70,7 +70,7 @@ def test_a_dropped_queue_has_no_progress(order: Order) -> None:
     fixture.scheduler.drop(Q)
     run.done = 3
     assert not fixture.scheduler.note_progress(run)
-    assert fixture.scheduler.committable(Q) is None
+    assert Q not in fixture.scheduler
 
 
 def test_manual_commit_has_no_progress_inside_a_run() -> None:
@@ -79,7 +79,7 @@ def test_manual_commit_has_no_progress_inside_a_run() -> None:
     run = fixture.run()
     run.done = 2
     fixture.scheduler.note_progress(run)
-    assert fixture.scheduler.committable(Q) == 0
+    assert fixture.scheduler[Q].committable == 0
 
 
 # --- batches that fail
@@ -99,14 +99,14 @@ def test_a_batch_that_fails_as_a_whole_runs_one_by_one_at_once_and_counts_no_att
         fixture.finish(run, DONE)
     if order is not Order.NONE:
         assert offsets(fixture.run()) == [3, 4, 5]
-    assert not fixture.scheduler._queues[Q].alone
+    assert not fixture.scheduler[Q].alone
 
 
 def test_the_batches_before_and_after_a_divided_one_stay_whole() -> None:
     fixture = SchedulerFixture(HoldKey(), Order.KEY, batch_size=2, run_limit=6)
     fixture.assign(Q, *"kkkkkk")
     fixture.finish(fixture.run(), ONE_BY_ONE, 2)
-    assert fixture.scheduler.committable(Q) == 2
+    assert fixture.scheduler[Q].committable == 2
     for alone in (2, 3):
         run = fixture.run()
         assert offsets(run) == [alone]
@@ -120,8 +120,8 @@ def test_a_failure_that_concerns_one_message_of_a_batch_counts_for_no_other(orde
     fixture = SchedulerFixture(policy, order, batch_size=4, run_limit=4)
     fixture.assign(Q, *"kkkk")
     fixture.scheduler.finish(fixture.run(), FAILED, done=1, concerned=1, now=fixture.now)
-    assert fixture.scheduler.committable(Q) == 1
-    assert fixture.scheduler._queues[Q].failures == {1: 1}
+    assert fixture.scheduler[Q].committable == 1
+    assert fixture.scheduler[Q].failures == {1: 1}
     fixture.pass_time(60_000)
     run = fixture.run()
     assert (offsets(run), run.attempt) == ([1, 2, 3], 2)
@@ -135,5 +135,5 @@ def test_only_the_message_that_failed_goes_to_the_broker() -> None:
     finished = fixture.scheduler.finish(run, FAILED, done=1, concerned=1, now=fixture.now)
     assert [message.queue_offset for message in finished.send_back] == [1]
     fixture.sent_back(run, True)
-    assert fixture.scheduler.committable(Q) == 2
+    assert fixture.scheduler[Q].committable == 2
     assert offsets(fixture.run()) == [2, 3]

@@ -54,7 +54,7 @@ def test_a_single_message_that_was_not_begun_runs_in_a_new_run() -> None:
     assert other is not run
     made.scheduler.finish_done([run], now=made.now)
     made.finish(run, DONE)
-    assert made.scheduler.committable(Q) == 0
+    assert made.scheduler[Q].committable == 0
 
 
 def test_a_single_message_uses_up_the_slice_of_the_lane_that_grows_behind_it() -> None:
@@ -82,7 +82,7 @@ def test_viewing_a_single_message_changes_nothing() -> None:
         assert running is not None
         assert (running.state, running.waiting) == (LaneActivity.RUNNING, 1)
     made.scheduler.finish_done(runs, now=made.now)
-    assert (made.scheduler.committable(Q), taken(made, 100)) == (2, [])
+    assert (made.scheduler[Q].committable, taken(made, 100)) == (2, [])
 
 
 def test_a_key_that_has_run_leaves_nothing_behind() -> None:

@@ -34,7 +34,7 @@ def test_failure_inside_a_run_finishes_what_succeeded_and_returns_the_rest() -> 
     run = fixture.run()
     assert offsets(run) == [0, 1, 2, 3, 4]
     fixture.finish(run, FAILED, done=2)
-    assert fixture.scheduler.committable(Q) == 2
+    assert fixture.scheduler[Q].committable == 2
     fixture.idle()
     fixture.pass_time(1_000)
     repeated = fixture.run()
@@ -46,7 +46,7 @@ def test_stopped_run_returns_the_rest_uncounted_and_at_once(order: Order) -> Non
     fixture = SchedulerFixture(order=order, run_limit=8)
     fixture.assign(Q, *["k"] * 4)
     fixture.finish(fixture.run(), STOPPED, done=3)
-    assert fixture.scheduler.committable(Q) == 3
+    assert fixture.scheduler[Q].committable == 3
     again = fixture.run()
     assert (offsets(again), again.attempt) == ([3], 1)
 
@@ -189,7 +189,7 @@ def test_nothing_is_committable_after_a_drop() -> None:
     run = fixture.run()
     fixture.scheduler.drop(Q)
     finished = fixture.finish(run, DONE)
-    assert (finished.why, fixture.scheduler.committable(Q)) == (Why.QUEUE_GONE, None)
+    assert (finished.why, Q in fixture.scheduler) == (Why.QUEUE_GONE, False)
 
 
 @pytest.mark.row("A99")
@@ -213,11 +213,11 @@ def test_a_queue_assigned_again_waits_for_the_run_of_its_former_assignment() -> 
     fixture.assign(Q, None, None)
     fixture.idle()
     fixture.finish(stale, DONE)
-    assert fixture.scheduler.committable(Q) == 0
+    assert fixture.scheduler[Q].committable == 0
     fresh = fixture.run()
     assert offsets(fresh) == [0, 1], "replayed from the committed offset, without a gap"
     fixture.finish(fresh, DONE)
-    assert fixture.scheduler.committable(Q) == 2
+    assert fixture.scheduler[Q].committable == 2
 
 
 @pytest.mark.row("A90")
@@ -232,7 +232,7 @@ def test_drained_means_no_handler_is_running() -> None:
     fixture.sent_back(run, True)
     assert fixture.scheduler.is_drained(Q)
     fixture.idle()
-    assert fixture.scheduler.committable(Q) == 1
+    assert fixture.scheduler[Q].committable == 1
     fixture.scheduler.reopen(Q)
     assert offsets(fixture.run()) == [1]
 
@@ -268,11 +268,11 @@ def test_filtered_messages_do_not_stall_the_offset(order: Order) -> None:
     fixture = SchedulerFixture(order=order)
     fixture.assign(Q)
     assert fixture.scheduler.put(Q, [Msg(2)], QueueOffset(6), pulled_from=QueueOffset(0))
-    assert fixture.scheduler.committable(Q) == 2
+    assert fixture.scheduler[Q].committable == 2
     fixture.finish(fixture.run(), DONE)
-    assert fixture.scheduler.committable(Q) == 6
+    assert fixture.scheduler[Q].committable == 6
     assert fixture.scheduler.put(Q, [], QueueOffset(9), pulled_from=QueueOffset(6))
-    assert fixture.scheduler.committable(Q) == 9
+    assert fixture.scheduler[Q].committable == 9
 
 
 def test_finished_ranges_are_the_finished_offsets_above_the_first_unfinished() -> None:
@@ -281,12 +281,12 @@ def test_finished_ranges_are_the_finished_offsets_above_the_first_unfinished() -
     runs = {bench_turn.key: bench_turn for bench_turn in [fixture.run() for _ in range(5)]}
     for key in ("b", "c", "e"):
         fixture.finish(runs[key], DONE)
-    assert fixture.scheduler.committable(Q) == 0
-    assert fixture.scheduler.finished_ranges(Q).ranges() == [(1, 3), (4, 5)]
-    assert fixture.scheduler.cached(Q).count == 2
-    assert fixture.scheduler.cached(Q).span == 5
+    assert fixture.scheduler[Q].committable == 0
+    assert fixture.scheduler[Q].finished_ranges().ranges() == [(1, 3), (4, 5)]
+    assert fixture.scheduler[Q].cached().count == 2
+    assert fixture.scheduler[Q].cached().span == 5
     fixture.finish(runs["stuck"], DONE)
-    assert fixture.scheduler.committable(Q) == 3
+    assert fixture.scheduler[Q].committable == 3
 
 
 # Misuse
@@ -299,7 +299,7 @@ def test_a_second_end_of_a_run_changes_nothing() -> None:
     run = fixture.run()
     fixture.finish(run, STOPPED, done=1)
     assert fixture.finish(run, DONE).why is Why.QUEUE_GONE
-    assert fixture.scheduler.committable(Q) == 1
+    assert fixture.scheduler[Q].committable == 1
     assert offsets(fixture.run()) == [1]
 
 
@@ -386,7 +386,7 @@ def test_after_every_outcome_the_next_step_is_known(
     run = fixture.run()
     fixture.put(Q, "k", "k")
     finished = fixture.finish(run, outcome)
-    assert (finished.why, fixture.scheduler.committable(Q)) == (why, committable)
+    assert (finished.why, fixture.scheduler[Q].committable) == (why, committable)
     assert finished.until == (goes_on if isinstance(goes_on, int) else None)
     if isinstance(goes_on, list):
         assert offsets(fixture.run()) == goes_on[:2]

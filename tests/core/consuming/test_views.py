@@ -93,11 +93,11 @@ def test_a_stuck_key_costs_memory_per_range_not_per_message() -> None:
         at += 500
         while isinstance(run := scheduler.next_run(now=NOW), LaneRun):
             scheduler.finish(run, DONE, now=NOW)
-    assert scheduler.finished_ranges(Q).ranges() == [(1, at)]
-    assert scheduler.cached(Q).count == 1
-    assert scheduler.committable(Q) == 0
-    kept = scheduler._queues[Q]._unfinished
+    assert scheduler[Q].finished_ranges().ranges() == [(1, at)]
+    assert scheduler[Q].cached().count == 1
+    assert scheduler[Q].committable == 0
+    kept = scheduler[Q]._unfinished
     assert (len(kept), kept.finished_count <= FOLD_AT) == (1, True)
     scheduler.finish(stuck, DONE, now=NOW)
-    assert scheduler.committable(Q) == at
-    assert not scheduler.finished_ranges(Q)
+    assert scheduler[Q].committable == at
+    assert not scheduler[Q].finished_ranges()

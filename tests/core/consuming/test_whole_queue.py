@@ -22,15 +22,14 @@ class Whole(SchedulerFixture):
         self.assign(Q, start=start)
 
     def pull(self, *at: int, until: int | None = None) -> None:
-        start = self.scheduler.next_offset(Q)
-        assert start is not None
+        start = self.scheduler[Q].next_offset
         messages = [Msg(offset, size=offset % 5 + 1) for offset in at]
         end = QueueOffset(until if until is not None else at[-1] + 1)
         assert self.scheduler.put(Q, messages, end, pulled_from=start)
 
     @property
-    def committable(self) -> int | None:
-        return self.scheduler.committable(Q)
+    def committable(self) -> int:
+        return self.scheduler[Q].committable
 
 
 def filled(*numbers: int, batch_size: int = 1, run_limit: int = 4) -> Whole:
@@ -104,10 +103,10 @@ class AgainstNaiveModel(RuleBasedStateMachine):
     def agrees(self) -> None:
         running = offsets(self.run) if self.run is not None else []
         unfinished = [*self.flying, *self.handed_over, *running, *self.ready]
-        cached = self.whole.scheduler.cached(Q)
+        cached = self.whole.scheduler[Q].cached()
         assert (cached.count, cached.bytes) == (len(unfinished), sum(at % 5 + 1 for at in unfinished))
         assert self.whole.committable == min(unfinished, default=self.next)
-        assert self.whole.scheduler.next_offset(Q) == self.next
+        assert self.whole.scheduler[Q].next_offset == self.next
 
 
 AgainstNaiveModel.TestCase.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
@@ -170,7 +169,7 @@ def test_messages_that_return_leave_those_before_them_uncommitted() -> None:
 def test_fully_filtered_pull_moves_the_committable_offset() -> None:
     whole = Whole()
     whole.pull(until=40)
-    assert (whole.committable, whole.scheduler.next_offset(Q)) == (40, 40)
+    assert (whole.committable, whole.scheduler[Q].next_offset) == (40, 40)
     whole.idle()
 
 
@@ -206,7 +205,7 @@ def test_a_pull_that_is_answered_twice_changes_nothing() -> None:
     whole.run()
     messages = [Msg(at) for at in range(4)]
     assert not whole.scheduler.put(Q, messages, QueueOffset(4), pulled_from=QueueOffset(0))
-    assert (whole.scheduler.cached(Q).count, whole.scheduler.next_offset(Q)) == (3, 3)
+    assert (whole.scheduler[Q].cached().count, whole.scheduler[Q].next_offset) == (3, 3)
 
 
 @pytest.mark.row("A99")
@@ -218,4 +217,4 @@ def test_a_dropped_queue_commits_takes_and_accepts_nothing() -> None:
     assert whole.finish(run, COMMIT).why is Why.QUEUE_GONE
     whole.idle()
     assert not whole.scheduler.put(Q, [Msg(3)], QueueOffset(4), pulled_from=QueueOffset(3))
-    assert whole.committable is None
+    assert Q not in whole.scheduler

@@ -22,8 +22,7 @@ from lanemq.client.consumer.queues.assigned_queue import AssignedQueue, Assignme
 from lanemq.client.consumer.queues.hand_over import HandOver
 from lanemq.client.consumer.queues.leases import LeaseKeeper
 from lanemq.client.consumer.queues.link import Connect, connect
-from lanemq.client.consumer.queues.offsets import OffsetKeeper
-from lanemq.client.consumer.queues.parking import LaneParker
+from lanemq.client.consumer.queues.progress import QueueReporter
 from lanemq.client.consumer.queues.pull import Puller
 from lanemq.client.consumer.queues.rebalance import QueueKeepers, Rebalancer, RebalanceTrigger
 from lanemq.client.consumer.signals import TERMINATION
@@ -92,21 +91,19 @@ class ConsumerEngine:
         self.dead_letters = DeadLetterSender(options, calls)
         self.reporter = RunReporter(options.group, self.dead_letters, options.history)
 
-        # What happens to a queue, in this order: rebalance, lease, pull, offsets and parked lanes, hand-over.
+        # What happens to a queue, in this order: rebalance, lease, pull, reports of its progress, hand-over.
         self._trigger = RebalanceTrigger()
         self.assignment = Assignment(options, self.client_id, self._trigger.soon)
-        parker = LaneParker(options, calls, self.assignment)
-        self.leases = LeaseKeeper(options, calls, self.assignment, parker.renewed, self.heartbeat.send_again_to)
-        self.offsets = OffsetKeeper(options, calls, self.assignment, self.leases.is_leased)
-        self._puller = Puller(options, calls, self.heartbeat, self.assignment, self.offsets, parker, self._tasks)
-        self._hand_over = HandOver(options, self.assignment, self.leases, self.offsets, parker.flush)
-        keepers = QueueKeepers(self.leases, self.offsets, parker, self._puller, self._hand_over)
+        self.progress = QueueReporter(options, calls, self.assignment, lambda assigned: self.leases.is_leased(assigned))
+        self.leases = LeaseKeeper(options, calls, self.assignment, self.progress.renewed, self.heartbeat.send_again_to)
+        self._puller = Puller(options, calls, self.heartbeat, self.assignment, self.progress, self._tasks)
+        self._hand_over = HandOver(options, self.assignment, self.leases, self.progress)
+        keepers = QueueKeepers(self.leases, self.progress, self._puller, self._hand_over)
         self.rebalancer = Rebalancer(
             options, link, self.subscriptions, self.assignment, keepers, self._trigger, self._tasks
         )
-        self._parker = parker
         for active in self.subscriptions.values():
-            active.scheduler.call_on_parked(parker.wake)
+            active.scheduler.call_on_parked(self.progress.wake)
 
     def _with_retries(self, subscriptions: Sequence[Subscription]) -> list[Subscription]:
         """The user's subscriptions and that of the retry topic, with their turns recorded if a history is asked for."""
@@ -197,8 +194,7 @@ class ConsumerEngine:
             self.rebalancer.run(self.started.set),
             self.heartbeat.run(),
             self.leases.run(),
-            self.offsets.run(),
-            self._parker.run(),
+            *self.progress.loops(),
             OverdueRuns(self.options, self.subscriptions, self.dead_letters).run(),
         ]
         return [self._tasks.create_task(loop) for loop in loops]
@@ -239,7 +235,7 @@ class ConsumerEngine:
             return
         for broker in self._brokers_at(connection):
             self.leases.suspend(broker)
-            self.offsets.report_again(broker)
+            self.progress.report_again(broker)
         for topic in self.subscriptions:
             self._routes.unreachable(topic)
         self._trigger.soon()

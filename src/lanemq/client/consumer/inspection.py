@@ -14,7 +14,6 @@ from lanemq.client.codec import codec_named
 from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.queues.assigned_queue import AssignedQueue, Assignment
 from lanemq.client.consumer.queues.heartbeat import PUSH, Heartbeat
-from lanemq.client.consumer.queues.offsets import OffsetKeeper
 from lanemq.client.consumer.turns.counting import ConsumerCounts, TopicCount
 from lanemq.client.consumer.turns.handler import Stop, describe
 from lanemq.client.consumer.turns.subscription import ActiveSubscription
@@ -58,7 +57,6 @@ class Member(Protocol):
     subscriptions: dict[str, ActiveSubscription]
     counts: ConsumerCounts
     heartbeat: Heartbeat
-    offsets: OffsetKeeper
 
     def rebalance(self) -> None:
         """Starts a rebalance round."""
@@ -108,7 +106,8 @@ def take_snapshot(member: Member) -> ConsumerSnapshot:
         view = _view(assigned)
         if view is not None:
             left = None if view.usable_until == NO_LEASE_NEEDED else max(0, view.usable_until - now) / 1000
-            stage, offset = assigned.lifecycle.stage.name, assigned.progress.offset
+            stage, known = assigned.lifecycle.stage.name, assigned.confirmed
+            offset = None if known is None else known.offset
             queues[assigned.queue] = QueueSnapshot(assigned.epoch, stage, offset, left, view)
     return ConsumerSnapshot(
         member.client_id, member.options.group, queues, member.counts.total(), member.counts.turn_times()
@@ -154,7 +153,7 @@ def _reset(member: Member, request: Command) -> bytes:
 def _status(member: Member, request: Command) -> bytes:
     topic = request.ext.get("topic", "")
     offsets = {
-        assigned.queue: (assigned.scheduler.progress(assigned.queue) or (0,))[0]
+        assigned.queue: assigned.progress().offset
         for assigned in member.assignment
         if topic in ("", assigned.queue.topic)
     }

@@ -28,8 +28,9 @@ def consumer_samples(member: Member) -> Iterator[MetricSample]:
     sums = {metric: Counter[str]() for metric in (names.QUEUES, names.CACHED, names.RUNNING, names.HELD, names.PARKED)}
     lags = Counter[str]()
     for assigned in member.assignment:
-        if assigned.end is not None:
-            lags[assigned.queue.topic] += max(0, assigned.end - assigned.progress.offset)
+        owned = snapshot.queues.get(assigned.queue)
+        if assigned.end is not None and owned is not None:
+            lags[assigned.queue.topic] += max(0, assigned.end - owned.lanes.committable)
     for queue, owned in snapshot.queues.items():
         view = owned.lanes
         for metric, count in (

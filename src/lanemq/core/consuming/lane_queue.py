@@ -6,19 +6,18 @@ Messages of different lanes finish out of offset order. The queue therefore reme
 first unfinished one: one by one while they are few, as ranges beyond that. The committable offset is the first
 unfinished one.
 
-Invariant: a lane is in exactly one place: in `ready`, running (`run` is set), on a timer, or parked. With order by key,
-parked lanes are in `parked_lanes`. In `ready`, and while it runs, a run may stand for a lane that has nothing else.
+Invariant: a lane is in exactly one place: in `ready`, running (`run` is set), on a timer, or set aside (`lanes_aside`).
+In `ready`, and while it runs, a run may stand for a lane that has nothing else.
 Every assignment of a queue gets a new object, so that nothing of a former one leaks into it.
 """
 
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from operator import attrgetter
-from typing import Generic
+from typing import Generic, NamedTuple
 
 from lanemq.core.consuming.flow_control import Cached
-from lanemq.core.consuming.lanes_at_broker import LanesAtBroker, ParkedAtBroker
-from lanemq.core.consuming.retry_policy import KEPT_MESSAGES
+from lanemq.core.consuming.lanes_aside import LanesAside, ParkedAtBroker
 from lanemq.core.consuming.runs import (
     Lane,
     LaneOptions,
@@ -36,7 +35,6 @@ from lanemq.core.consuming.runs import (
 from lanemq.core.consuming.unfinished import UnfinishedOffsets
 from lanemq.core.consuming.views import Failing, LaneActivity, LaneView, QueueView
 from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
-from lanemq.core.lane_status import Failure, LaneStatus
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
 
@@ -48,8 +46,15 @@ _STILL_FAILING = (Why.HELD, Why.SEND_BACK, Why.ROLLED_BACK, Why.PARKED)
 _offset_of = attrgetter("queue_offset")
 
 
+class MemberProgress(NamedTuple):
+    """How far a member is in a queue: the committable offset, and the finished ranges above it."""
+
+    offset: QueueOffset
+    finished: FinishedRanges = NOTHING_FINISHED
+
+
 class LaneQueue(RunPermit, Generic[M]):
-    """One assignment of one queue."""
+    """One assignment of one queue. `offered` is called when a lane may run that no run or timer has brought back."""
 
     def __init__(
         self,
@@ -60,8 +65,8 @@ class LaneQueue(RunPermit, Generic[M]):
         finished: FinishedRanges = NOTHING_FINISHED,
         parked: Iterable[ParkedAtBroker] = (),
         *,
-        sets_aside: bool = False,
-        keep: int = KEPT_MESSAGES,
+        broker_parks: bool = False,
+        offered: "Callable[[LaneQueue[M]], None]" = lambda _: None,
     ) -> None:
         super().__init__(usable_until)
         self.queue = queue
@@ -90,23 +95,11 @@ class LaneQueue(RunPermit, Generic[M]):
         self.failing: dict[str | None, Failing] = {}
         # Unfinished messages that run in a batch of their own, because a batch with them failed as a whole.
         self.alone: set[int] = set()
-        # Waiting for an operator. With order by key they are in `parked_lanes` instead.
-        self.parked: list[Lane[M]] = []
-        self.parked_lanes: LanesAtBroker[M] | None = None
-        self.sets_aside = sets_aside and order is Order.KEY
-        """Whether a held lane with more than `keep` messages is set aside at the broker."""
-        # Held lanes that may be set aside, and why each is held.
-        self._held: dict[str | None, tuple[Lane[M], Failure]] = {}
-        # Lanes of former owners that ended here, and up to which offset they are done, as long as pulls may bring such
-        # messages: a former owner may have parked them without committing past them.
-        self._ended_lanes: dict[str | None, int] = {}
-        if order is Order.KEY:
-            self.parked_lanes = LanesAtBroker(self, keep)
-            for each in parked:
-                lane = self._lanes[each.key] = Lane(each.key, [])
-                self.parked_lanes.restore(lane, each)
-                if each.status is LaneStatus.HELD:
-                    self.failures[each.first] = each.attempts
+        self._offered = offered
+        self.aside: LanesAside[M] = LanesAside(self, options, broker_parks=broker_parks)
+        for each in parked if order is Order.KEY else ():
+            lane = self._lanes[each.key] = Lane(each.key, [])
+            self.aside.restore(lane, each)
 
     @property
     def next_offset(self) -> QueueOffset:
@@ -128,6 +121,9 @@ class LaneQueue(RunPermit, Generic[M]):
             return NOTHING_FINISHED
         return FinishedRanges.of_offsets(self._unfinished.finished()).joined(self._ranges.above(self.committable))
 
+    def progress(self) -> MemberProgress:
+        return MemberProgress(self.committable, self.finished_ranges())
+
     # from a pull to runs
 
     def put(self, messages: Sequence[M], next_offset: QueueOffset) -> None:
@@ -141,10 +137,9 @@ class LaneQueue(RunPermit, Generic[M]):
         elif self.order is Order.QUEUE:
             self._put_in_line(messages)
         else:
-            if self._ended_lanes:
-                messages = self._without_ended(messages)
+            messages = self.aside.without_ended(messages)
             for lane in lay_in_lanes(self._lanes, self.ready, messages, self.queue, self):
-                self._arrived(lane)
+                self.aside.arrived(lane)
 
     def _put_in_line(self, messages: Sequence[M]) -> None:
         lane = self.lane(None)
@@ -158,8 +153,7 @@ class LaneQueue(RunPermit, Generic[M]):
         """Removes up to `limit` messages from the front of a lane."""
         pending = lane.pending
         if lane.redriven is not None:
-            assert self.parked_lanes is not None
-            fetched = self.parked_lanes.to_run(lane)
+            fetched = self.aside.to_run(lane)
             if fetched is not None:
                 return fetched[: 1 if self.alone and fetched and fetched[0].queue_offset in self.alone else limit]
         if self.alone and pending and pending[0].queue_offset in self.alone:
@@ -226,16 +220,15 @@ class LaneQueue(RunPermit, Generic[M]):
         if run.lane is not None and run.lane.redriven is not None:
             self._settle_redriven(run.lane, run.messages[:upto])
         else:
-            self._finish(run.messages[run.settled : upto])
+            self.finish(run.messages[run.settled : upto])
         run.settled = upto
 
     def _settle_redriven(self, lane: Lane[M], done: Sequence[M]) -> bool:
         """Counts messages that the broker gave back. Their offsets were passed long ago; only its list changes."""
-        assert self.parked_lanes is not None
         for message in done:
             self.failures.pop(message.queue_offset, None)
             self.alone.discard(message.queue_offset)
-        return self.parked_lanes.finished(lane, done)
+        return self.aside.finished(lane, done)
 
     def roll_back(self, lane: Lane[M]) -> None:
         """Returns everything that ran and is not committed to the lane of a whole queue."""
@@ -250,9 +243,10 @@ class LaneQueue(RunPermit, Generic[M]):
         if self._uncommitted or self._sent_back:
             done = [*self._sent_back, *self._uncommitted, *done]
             self._uncommitted, self._sent_back = [], []
-        self._finish(done)
+        self.finish(done)
 
-    def _finish(self, done: Sequence[M]) -> None:
+    def finish(self, done: Sequence[M]) -> None:
+        """Counts messages as finished: they ran, or the broker has them."""
         self._unfinished.finish(done)
         if len(self.failures) > self._forget_failures_at:
             self._forget_failures()
@@ -264,7 +258,7 @@ class LaneQueue(RunPermit, Generic[M]):
     def _forget_failures(self) -> None:
         """Forgets the failures of messages that are finished. Doing so for every message would cost all lanes time."""
         ranges, first = self.finished_ranges(), self.committable
-        aside = self.parked_lanes.first_offsets() if self.parked_lanes is not None else frozenset()
+        aside = self.aside.first_offsets()
         self.failures = {
             offset: count
             for offset, count in self.failures.items()
@@ -293,97 +287,15 @@ class LaneQueue(RunPermit, Generic[M]):
         elif known is not None and why is not Why.STOPPED:
             del self.failing[run.key]
 
-    def park(self, lane: Lane[M], failure: Failure, *, at_broker: bool) -> None:
-        """Parks a lane whose retries are used up."""
-        if self.parked_lanes is None:
-            self.parked.append(lane)
-            return
-        for message in (lane.redriven or lane.pending)[: self._options.batch_size]:
-            self.failures.pop(message.queue_offset, None)  # a redrive has all retries again
-        self.parked_lanes.park(lane, failure, at_broker=at_broker)
+    # lanes
 
-    def hold(self, lane: Lane[M], failure: Failure) -> None:
-        """A message of the lane failed, and the lane is on a timer now."""
-        if self.parked_lanes is not None and lane in self.parked_lanes:
-            self.parked_lanes.hold(lane, failure, self._options.batch_size)
-        elif self.sets_aside:
-            self._held[lane.key] = lane, failure
-            lane.watched = True
-            self._set_aside_if_long(lane)
-
-    def paused(self, lane: Lane[M]) -> None:
-        """The lane is put on a timer."""
-        if self.parked_lanes is not None and lane in self.parked_lanes:
-            self.parked_lanes.paused(lane)
-
-    def timer_fired(self, lane: Lane[M]) -> bool:
-        """The time of a lane on a timer has come; returns whether it can run now."""
-        if self.parked_lanes is not None and lane in self.parked_lanes:
-            return self.parked_lanes.timer_fired(lane)
-        if self._held and self._held.get(lane.key, (None,))[0] is lane:
-            del self._held[lane.key]
-            lane.watched = False
+    def offer(self, lane: Lane[M]) -> None:
+        """A lane that was set aside may run."""
         self.ready.append(lane)
-        return True
-
-    def resume(self, key: str | None) -> bool:
-        """Lets a parked lane run again with fresh retries; returns whether there was one."""
-        if self.parked_lanes is not None:
-            return self.parked_lanes.resume(key)
-        lane = next((lane for lane in self.parked if lane.key == key), None)
-        if lane is None:
-            return False
-        self.parked.remove(lane)
-        self.reset_failures(lane)
-        self.ready.append(lane)
-        return True
-
-    def reset_failures(self, lane: Lane[M]) -> None:
-        """Counts the lane's failures from zero again."""
-        for message in lane.pending:
-            self.failures.pop(message.queue_offset, None)
-
-    def _set_aside_if_long(self, lane: Lane[M]) -> None:
-        assert self.parked_lanes is not None
-        if self.parked_lanes.is_long(lane):
-            self.parked_lanes.set_aside(*self._held.pop(lane.key))
-
-    def _arrived(self, lane: Lane[M]) -> None:
-        """A pull brought messages of a lane that is held or set aside.
-
-        What the broker has of them joins the finished ranges: the next owner must leave it out together with what runs
-        behind it.
-        """
-        assert self.parked_lanes is not None
-        if lane not in self.parked_lanes:
-            self._set_aside_if_long(lane)
-            return
-        self._finish(self.parked_lanes.take_settled(lane))
-        self.parked_lanes.arrived(lane)
-
-    def lane_ended(self, key: str | None, through: int) -> None:
-        if through >= self._next:
-            self._ended_lanes[key] = through
-
-    def _without_ended(self, messages: Sequence[M]) -> Sequence[M]:
-        """Finishes the messages of ended lanes, and returns the others."""
-        ended = self._ended_lanes
-        settled = [message for message in messages if message.queue_offset <= ended.get(message.key, -1)]
-        self._ended_lanes = {key: through for key, through in ended.items() if through >= self._next}
-        if not settled:
-            return messages
-        self._finish(settled)
-        return [message for message in messages if message.queue_offset > ended.get(message.key, -1)]
-
-    # for `parked_lanes`
-
-    def count_finished(self, messages: Sequence[M]) -> None:
-        self._finish(messages)
+        self._offered(self)
 
     def remove_lane(self, lane: Lane[M]) -> None:
         del self._lanes[lane.key]
-
-    # lanes
 
     def lane(self, key: str | None) -> Lane[M] | None:
         """The lane of a key, if it has messages here."""
@@ -402,12 +314,8 @@ class LaneQueue(RunPermit, Generic[M]):
     def forget(self) -> None:
         """Frees the memory of a dropped queue."""
         self.ready.clear()
-        self.parked.clear()
         self._lanes.clear()
-        self._held.clear()
-        self._ended_lanes.clear()
-        if self.parked_lanes is not None:
-            self.parked_lanes.forget()
+        self.aside.forget()
 
     # views
 
@@ -421,11 +329,8 @@ class LaneQueue(RunPermit, Generic[M]):
             usable_until=self.usable_until,
             draining=self.withdrawn,
             held=held,
-            parked=(*(lane.key for lane in self.parked), *(self.parked_lanes or ())),
-            parked_here=(
-                *(lane.key for lane in self.parked),
-                *(self.parked_lanes.not_at_broker() if self.parked_lanes is not None else ()),
-            ),
+            parked=self.aside.parked(),
+            parked_here=self.aside.parked_here(),
         )
 
     def view_lane(
@@ -465,7 +370,7 @@ class LaneQueue(RunPermit, Generic[M]):
         """The first reason that applies explains why the lane waits; a run in progress comes before all of them."""
         reasons = (
             (LaneActivity.RUNNING, lane.run is not None),
-            (LaneActivity.PARKED, self._is_parked(lane)),
+            (LaneActivity.PARKED, self.aside.is_parked(lane)),
             (LaneActivity.EMPTY, empty),
             (LaneActivity.LEAVING, self.withdrawn),
             (LaneActivity.UNLEASED, now >= self.usable_until),
@@ -473,6 +378,3 @@ class LaneQueue(RunPermit, Generic[M]):
             (LaneActivity.HELD, until is not None),
         )
         return next((state for state, applies in reasons if applies), LaneActivity.READY)
-
-    def _is_parked(self, lane: Lane[M]) -> bool:
-        return lane in self.parked or (self.parked_lanes is not None and self.parked_lanes.is_parked(lane))

@@ -60,7 +60,7 @@ class ReadyLine(Generic[M]):
             lane_queue.ready.appendleft(lane)
             heapq.heappush(self._timers, (until, next(self._serial), lane_queue, None))
         else:
-            lane_queue.paused(lane)
+            lane_queue.aside.paused(lane)
             heapq.heappush(self._timers, (until, next(self._serial), lane_queue, lane))
         return until
 
@@ -88,6 +88,6 @@ class ReadyLine(Generic[M]):
     def _fire(self, now: Millis) -> None:
         while self._timers and self._timers[0][0] <= now:
             _, _, lane_queue, lane = heapq.heappop(self._timers)
-            if lane is not None and not lane_queue.timer_fired(lane):
+            if lane is not None and not lane_queue.aside.timer_fired(lane):
                 self.to_fetch = True
             self.enlist(lane_queue)

@@ -22,7 +22,7 @@ from operator import attrgetter
 from typing import Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from lanemq._fast import compiled
-from lanemq.core.consuming.retry_policy import DEFAULT_POLICY, FailurePolicy
+from lanemq.core.consuming.retry_policy import DEFAULT_POLICY, KEPT_MESSAGES, DeadLetter, FailurePolicy, HoldKey
 from lanemq.core.consuming.unfinished import OffsetMessage
 from lanemq.model.errors import InvalidOption
 from lanemq.model.queue import MessageQueue
@@ -82,6 +82,22 @@ class LaneOptions:
             )
         if not self.auto_commit and self.order is not Order.QUEUE:
             raise InvalidOption(f"manual commit needs the whole queue in order, not order by {self.order.value}")
+
+    @property
+    def parks_at_broker(self) -> bool:
+        """Whether lanes are set aside at the broker, if it can keep them."""
+        hold = self._hold
+        return hold is not None and hold.then.at_broker
+
+    @property
+    def keep(self) -> int:
+        """Messages of a held lane that wait in the member."""
+        return KEPT_MESSAGES if self._hold is None else self._hold.keep
+
+    @property
+    def _hold(self) -> HoldKey | None:
+        hold = self.policy.hold if isinstance(self.policy, DeadLetter) else self.policy
+        return hold if isinstance(hold, HoldKey) else None
 
 
 @compiled

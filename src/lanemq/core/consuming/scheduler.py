@@ -26,19 +26,10 @@ from itertools import chain, count
 from typing import Generic, NamedTuple
 
 from lanemq.core.consuming.busy_workers import BusyWorkers, Worker
-from lanemq.core.consuming.flow_control import Cached
 from lanemq.core.consuming.lane_queue import LaneQueue
-from lanemq.core.consuming.lanes_at_broker import LanesAtBroker, ParkedAtBroker
+from lanemq.core.consuming.lanes_aside import ParkedAtBroker
 from lanemq.core.consuming.ready_line import ReadyLine
-from lanemq.core.consuming.retry_policy import (
-    KEPT_MESSAGES,
-    Again,
-    DeadLetter,
-    HoldKey,
-    ToBroker,
-    next_attempt,
-    next_step,
-)
+from lanemq.core.consuming.retry_policy import Again, ToBroker, next_attempt, next_step
 from lanemq.core.consuming.runs import (
     COMMIT,
     DONE,
@@ -91,9 +82,6 @@ class LaneScheduler(Generic[M]):
     def __init__(self, options: LaneOptions) -> None:
         self._options = options
         self._auto = options.auto_commit
-        hold = options.policy.hold if isinstance(options.policy, DeadLetter) else options.policy
-        self._uses_broker = isinstance(hold, HoldKey) and hold.then.at_broker
-        self._keep = hold.keep if isinstance(hold, HoldKey) else KEPT_MESSAGES
         self._slice = options.max_continuous
         self._limit = max(options.run_limit // options.batch_size, 1) * options.batch_size
         self._queues: dict[MessageQueue, LaneQueue[M]] = {}
@@ -125,13 +113,28 @@ class LaneScheduler(Generic[M]):
         `parked` are the lanes that are set aside at the broker; they stay so. `broker_parks` says that the broker can
         keep lanes: held lanes with many messages are set aside there.
         """
-        options = self._options
         if queue in self._queues:
             raise UsageError(f"{queue} is assigned already: drop it before adding it again")
-        sets_aside = broker_parks and self._uses_broker
         self._queues[queue] = LaneQueue(
-            queue, start_offset, usable_until, options, finished, parked, sets_aside=sets_aside, keep=self._keep
+            queue,
+            start_offset,
+            usable_until,
+            self._options,
+            finished,
+            parked,
+            broker_parks=broker_parks,
+            offered=self._offer,
         )
+
+    def __contains__(self, queue: MessageQueue) -> bool:
+        """Whether the queue is assigned."""
+        return queue in self._queues
+
+    def __getitem__(self, queue: MessageQueue) -> LaneQueue[M]:
+        lane_queue = self._queues.get(queue)
+        if lane_queue is None:
+            raise UsageError(f"{queue} is not assigned: add it first, or ask before dropping it")
+        return lane_queue
 
     def put(
         self,
@@ -336,20 +339,10 @@ class LaneScheduler(Generic[M]):
     def resume(self, queue: MessageQueue, key: str | None = None) -> bool:
         """Lets a parked lane try again with fresh retries; returns whether there was one."""
         lane_queue = self._queues.get(queue)
-        if lane_queue is None or not lane_queue.resume(key):
+        if lane_queue is None or not lane_queue.aside.resume(key):
             return False
-        self._offer(lane_queue)
+        self._changed.append(queue)
         return True
-
-    def parked_lanes(self, queue: MessageQueue) -> LanesAtBroker[M] | None:
-        """The queue's parked lanes that can go to the broker. Call `offer` after changing them."""
-        lane_queue = self._queues.get(queue)
-        return None if lane_queue is None else lane_queue.parked_lanes
-
-    def offer(self, queue: MessageQueue) -> None:
-        """Called when lanes of the queue may have become ready."""
-        if queue in self._queues:
-            self._offer(self._queues[queue])
 
     # an assignment ends
 
@@ -358,13 +351,13 @@ class LaneScheduler(Generic[M]):
 
         Afterwards only handlers that are running must be waited for.
         """
-        self._assigned(queue).withdrawn = True
+        self[queue].withdrawn = True
         for worker in self.busy:
             self._take_back(worker, now)
 
     def reopen(self, queue: MessageQueue) -> None:
         """Undoes `drain`: the hand-over was cancelled."""
-        lane_queue = self._assigned(queue)
+        lane_queue = self[queue]
         lane_queue.withdrawn = False
         self._offer(lane_queue)
 
@@ -390,23 +383,6 @@ class LaneScheduler(Generic[M]):
         self._changed.append(queue)
 
     # queries
-
-    def committable(self, queue: MessageQueue) -> QueueOffset | None:
-        """The first unfinished offset; None if the queue is not assigned."""
-        lane_queue = self._queues.get(queue)
-        return None if lane_queue is None else lane_queue.committable
-
-    def next_offset(self, queue: MessageQueue) -> QueueOffset | None:
-        """Where the next pull starts; None if the queue is not assigned."""
-        lane_queue = self._queues.get(queue)
-        return None if lane_queue is None else lane_queue.next_offset
-
-    def finished_ranges(self, queue: MessageQueue) -> FinishedRanges:
-        """Finished offsets above the committable one, by this owner or former ones."""
-        return self._assigned(queue).finished_ranges()
-
-    def cached(self, queue: MessageQueue) -> Cached:
-        return self._assigned(queue).cached()
 
     def view(self, queue: MessageQueue) -> QueueView | None:
         """The queue at this moment; None if it is not assigned."""
@@ -551,13 +527,13 @@ class LaneScheduler(Generic[M]):
         if len(waits) < len(batch):
             attempts = max(failures.get(m.queue_offset, 0) for m in batch) + 1
             parked = self._end(run, done, Why.PARKED, now=now)
-            lane_queue.park(lane, Failure(reason, attempts), at_broker=self._uses_broker)
+            lane_queue.aside.park(lane, Failure(reason, attempts))
             return parked
         lane_queue.count_failures(batch)
         longest = max(waits, key=lambda step: step.delay)
         held = self._end(run, done, Why.HELD, now=now, hold=longest)
         if not longest.whole_queue:
-            lane_queue.hold(lane, Failure(reason, failures[batch[0].queue_offset]))
+            lane_queue.aside.hold(lane, Failure(reason, failures[batch[0].queue_offset]))
         return held
 
     def _end_stale(self, run: LaneRun[M]) -> Finished[M]:
@@ -577,9 +553,3 @@ class LaneScheduler(Generic[M]):
 
     def _timers(self, lane_queue: LaneQueue[M]) -> Iterator[tuple[Millis, Lane[M] | None]]:
         return ((until, lane) for until, at, lane in self._line.timers() if at is lane_queue)
-
-    def _assigned(self, queue: MessageQueue) -> LaneQueue[M]:
-        lane_queue = self._queues.get(queue)
-        if lane_queue is None:
-            raise UsageError(f"{queue} is not assigned: add it first, or ask before dropping it")
-        return lane_queue

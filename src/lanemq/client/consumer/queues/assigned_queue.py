@@ -13,12 +13,13 @@ from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.turns.scheduler import Scheduler
 from lanemq.client.consumer.turns.subscription import ActiveSubscription
 from lanemq.client.message import MessageSource
-from lanemq.core.consuming.lanes_at_broker import ParkedAtBroker
+from lanemq.core.consuming.lane_queue import MemberProgress
+from lanemq.core.consuming.lanes_aside import ParkedAtBroker
 from lanemq.core.consuming.queue_lease import LeaseTimes, QueueLease
 from lanemq.core.consuming.rebalance import QueueEvent, QueueLifecycle
 from lanemq.core.consuming.repeats import SeenStamps
 from lanemq.core.consuming.runs import NO_LEASE_NEEDED, NOT_LEASED
-from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
+from lanemq.core.finished_ranges import MAX_RANGES, NOTHING_FINISHED
 from lanemq.history import RecordedLease
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis, QueueOffset
@@ -32,19 +33,11 @@ NANOS = 1_000_000
 class StartPosition(NamedTuple):
     """Where an assigned queue starts."""
 
-    offset: QueueOffset
-    finished: FinishedRanges = NOTHING_FINISHED
-    """What former owners finished above the offset; it is not run again."""
+    progress: MemberProgress
+    """As the broker has it. What former owners finished above the offset is not run again."""
     parked: tuple[ParkedAtBroker, ...] = ()
     """Lanes of the queue that the broker has parked."""
     parked_serial: int = 0
-
-
-class ReportedProgress(NamedTuple):
-    """How far the group has come in a queue: its committable offset, and the finished ranges above it."""
-
-    offset: QueueOffset
-    finished: FinishedRanges = NOTHING_FINISHED
 
 
 class AssignedQueue:
@@ -59,7 +52,6 @@ class AssignedQueue:
         times: LeaseTimes,
         *,
         lane: bool,
-        start: StartPosition,
     ) -> None:
         self.queue = queue
         self.subscription = active.subscription
@@ -81,39 +73,58 @@ class AssignedQueue:
         """The end of the queue as the last pull reported it; None before the first one."""
         self.moving: QueueOffset | None = None
         """The offset of a reset that is under way. Progress from before the reset is no longer reported."""
-        self.start_at(ReportedProgress(start.offset, start.finished))
-        self.keeps_parked = lane and self.epoch > 0
-        """The broker stores parked lanes."""
-        self.seen: SeenStamps | None = None
-        """The stamps of what was pulled, if repeats are dropped; None before the first pull and after a reset."""
-        self.parked_serial = start.parked_serial
-        """The version of the broker's parked lanes that is known here."""
-
-    def start_at(self, progress: ReportedProgress) -> None:
-        """Starts at what the broker has stored: another member may have moved on since the queue was here before."""
-        self.progress = progress
-        self.confirmed: ReportedProgress | None = progress
-        """What the broker confirmed last; None if it may have lost that."""
+        self.confirmed: MemberProgress | None = None
+        """The progress that the broker confirmed last; None if it may have lost that."""
         self.check_end = False
         """An Apache broker was away, and may have lost messages: its queue may be shorter now than what was read."""
+        self.keeps_parked = lane and self.epoch > 0
+        """The broker stores parked lanes."""
+        self.parked_serial = 0
+        """The version of the broker's parked lanes that is known here."""
+        self.changed_serial: int | None = None
+        """A newer version, which is to be read."""
+        self.lane_tasks: set[asyncio.Task[None]] = set()
+        """Requests about lanes that are under way."""
+        self.seen: SeenStamps | None = None
+        """The stamps of what was pulled, if repeats are dropped; None before the first pull and after a reset."""
 
-    def advance(self, progress: ReportedProgress) -> None:
-        """Takes over the newest progress; ignores it if the queue is no longer ours."""
-        if not self.released and progress.offset >= 0:
-            self.progress = progress
+    def start_at(self, start: StartPosition) -> None:
+        """Starts at what the broker has stored, with nothing of what was here before.
 
-    @property
-    def must_report(self) -> bool:
-        """Whether the broker has not confirmed the newest progress."""
-        return self.progress != self.confirmed
+        Another member may have moved on since the queue was here, or the group was reset.
+        """
+        with self.scheduler as lanes:
+            lanes.drop(self.queue)
+            lanes.add(
+                self.queue,
+                start.progress.offset,
+                usable_until=self.usable_until,
+                finished=start.progress.finished,
+                parked=start.parked,
+                broker_parks=self.keeps_parked,
+            )
+        self.confirmed, self.check_end = start.progress, False
+        self.parked_serial = start.parked_serial
+        self.seen = None
 
-    @property
-    def leaves_messages(self) -> bool:
-        """Whether messages may be unfinished when the queue is given up now.
+    def progress(self) -> MemberProgress:
+        """What may be committed now. Finished ranges are only for brokers with epochs, which store them."""
+        offset, finished = self.scheduler.progress(self.queue)
+        return MemberProgress(offset, finished.lowest(MAX_RANGES) if self.epoch else NOTHING_FINISHED)
+
+    def unconfirmed(self) -> MemberProgress | None:
+        """What must be reported; None if the broker has it, or if the queue leaves its position or is not ours."""
+        if self.released or self.moving is not None:
+            return None
+        progress = self.progress()
+        return None if progress == self.confirmed else progress
+
+    def leaves_messages(self, offset: QueueOffset) -> bool:
+        """Whether messages may be unfinished when the queue is given up at an offset.
 
         If none was ever finished, the broker has no offset of the group and would not count them as its lag.
         """
-        return self.lease is not None and (self.end is None or self.progress.offset < self.end)
+        return self.lease is not None and (self.end is None or offset < self.end)
 
     @property
     def epoch(self) -> Epoch:

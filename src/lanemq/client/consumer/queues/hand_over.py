@@ -13,13 +13,12 @@ runs. Other queues are not affected.
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable
 
 from lanemq.background_log import ClientLog
 from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.queues.assigned_queue import AssignedQueue, Assignment
 from lanemq.client.consumer.queues.leases import LeaseKeeper
-from lanemq.client.consumer.queues.offsets import OffsetKeeper
+from lanemq.client.consumer.queues.progress import QueueReporter
 from lanemq.core.backoff import Backoff
 from lanemq.core.consuming.rebalance import QueueEvent, QueueStage, Step
 from lanemq.model.errors import LaneError, LeaseLost
@@ -35,21 +34,19 @@ _UNFINISHED = {QueueStage.DRAINING: Step.DRAIN, QueueStage.COMMITTING: Step.COMM
 
 
 class HandOver:
-    """Gives queues up. `flush_parked` stores parked lanes at the broker before the last commit."""
+    """Gives queues up."""
 
     def __init__(
         self,
         options: ConsumerOptions,
         assignment: Assignment,
         leases: LeaseKeeper,
-        offsets: OffsetKeeper,
-        flush_parked: Callable[[AssignedQueue], Awaitable[None]],
+        progress: QueueReporter,
     ) -> None:
         self._options = options
         self._assignment = assignment
         self._leases = leases
-        self._offsets = offsets
-        self._flush_parked = flush_parked
+        self._progress = progress
         self._clock = options.clock
         self._rate_limited = RateLimitedLog(log, options.clock)
 
@@ -116,8 +113,7 @@ class HandOver:
 
     async def _commit(self, assigned: AssignedQueue) -> QueueEvent | None:
         try:
-            await self._flush_parked(assigned)
-            await self._offsets.commit(assigned)
+            await self._progress.hand_over(assigned)
         except LeaseLost:
             return None  # the queue is already lost
         except LaneError as error:

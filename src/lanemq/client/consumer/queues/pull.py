@@ -19,8 +19,7 @@ from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.pull_stream import Pulled
 from lanemq.client.consumer.queues.assigned_queue import AssignedQueue, Assignment
 from lanemq.client.consumer.queues.heartbeat import Heartbeat
-from lanemq.client.consumer.queues.offsets import OffsetKeeper
-from lanemq.client.consumer.queues.parking import LaneParker
+from lanemq.client.consumer.queues.progress import QueueReporter
 from lanemq.client.message import Message, read_messages, read_waiting
 from lanemq.core.consuming.flow_control import PullNow, WaitFor, verdict
 from lanemq.core.consuming.repeats import SeenStamps
@@ -60,16 +59,14 @@ class Puller:
         calls: ConsumerCalls,
         heartbeat: Heartbeat,
         assignment: Assignment,
-        offsets: OffsetKeeper,
-        parker: LaneParker,
+        progress: QueueReporter,
         tasks: asyncio.TaskGroup,
     ) -> None:
         self._options = options
         self._calls = calls
         self._heartbeat = heartbeat
         self._assignment = assignment
-        self._offsets = offsets
-        self._parker = parker
+        self._progress = progress
         self._tasks = tasks
         self._clock = options.clock
         self._loop = asyncio.get_running_loop()
@@ -103,7 +100,7 @@ class Puller:
     async def _once(self, assigned: AssignedQueue) -> None:
         """One pull, or one wait until a pull is allowed. A reset that is under way comes first."""
         if assigned.moving is not None:
-            await self._move(assigned, assigned.moving)
+            await self._progress.move(assigned, assigned.moving)
             return
         if not assigned.may_pull(now=self._clock.now()):
             await self._wait(assigned, to_millis(PULL_RETRY))
@@ -116,13 +113,12 @@ class Puller:
             await self._wait(assigned, room.delay)
             return
         with scheduler as lanes:
-            offset = lanes.next_offset(queue)
-        if offset is not None:
-            await self._pull(assigned, offset)
+            offset = lanes[queue].next_offset
+        await self._pull(assigned, offset)
 
     def _room(self, assigned: AssignedQueue) -> PullNow | WaitFor:
         with assigned.scheduler as lanes:
-            cached = lanes.cached(assigned.queue)
+            cached = lanes[assigned.queue].cached()
         return verdict(cached, self._limits[assigned.lane], out_of_order=_span_counts(assigned))
 
     async def _pull(self, assigned: AssignedQueue, offset: QueueOffset) -> None:
@@ -136,7 +132,7 @@ class Puller:
         if assigned.released:
             return
         if pulled.code == ResponseCode.PULL_OFFSET_MOVED:
-            await self._move(assigned, pulled.next_offset)
+            await self._progress.move(assigned, pulled.next_offset)
         elif pulled.code == ResponseCode.PULL_NOT_FOUND and self._clock.now() - assigned.last_pull < EMPTY_PAUSE_MS:
             await asyncio.sleep(EMPTY_PAUSE_MS / 1000)
 
@@ -171,7 +167,7 @@ class Puller:
             return None
         assigned.last_pull = now
         with assigned.scheduler as lanes:
-            return lanes.next_offset(assigned.queue)
+            return lanes[assigned.queue].next_offset
 
     def _header(self, assigned: AssignedQueue, offset: QueueOffset) -> PullHeader:
         queue, lane = assigned.queue, assigned.lane
@@ -226,31 +222,6 @@ class Puller:
                 break
             at = pulled.next_offset
         return seen
-
-    async def _move(self, assigned: AssignedQueue, offset: QueueOffset) -> None:
-        """Continues at another offset. Running handlers end first: two turns of a key must never overlap."""
-        scheduler, queue = assigned.scheduler, assigned.queue
-        assigned.moving = offset
-        with scheduler as lanes:
-            next_offset = lanes.next_offset(queue)
-            lanes.drain(queue, now=self._clock.now())
-        log.warning("%s continues at offset %d instead of %s", queue, offset, next_offset)
-        while not await scheduler.drained(queue, to_millis(self._options.hand_over_timeout)):
-            log.warning("%s waits for its running handler before it moves to offset %d", queue, offset)
-        await self._parker.report_done(assigned, offset)
-        if assigned.released:
-            return
-        self._offsets.record_reset(assigned, offset, "the broker or a person named another offset")
-        assigned.seen = None
-        parked = await self._parker.parked_at_broker(queue) if assigned.keeps_parked else ()
-        if assigned.released:
-            return
-        with scheduler as lanes:
-            lanes.drop(queue)
-            until, parks = assigned.usable_until, assigned.keeps_parked
-            lanes.add(queue, offset, usable_until=until, parked=parked, broker_parks=parks)
-        await self._offsets.move_to(assigned, offset)
-        assigned.moving = None
 
     async def _wait(self, assigned: AssignedQueue, timeout_ms: int) -> None:
         """Waits until the queue is woken or the timeout has passed."""

@@ -20,8 +20,7 @@ from lanemq.client.consumer.queues.assigned_queue import NANOS, AssignedQueue, A
 from lanemq.client.consumer.queues.hand_over import HandOver
 from lanemq.client.consumer.queues.leases import LeaseKeeper
 from lanemq.client.consumer.queues.link import BrokerLink
-from lanemq.client.consumer.queues.offsets import NO_EPOCH, OffsetKeeper
-from lanemq.client.consumer.queues.parking import LaneParker
+from lanemq.client.consumer.queues.progress import QueueReporter
 from lanemq.client.consumer.queues.pull import Puller
 from lanemq.client.consumer.turns.subscription import ActiveSubscription
 from lanemq.client.message import MessageSource
@@ -76,8 +75,7 @@ class QueueKeepers(NamedTuple):
     """The parts that work on an assigned queue, from its lease to its hand-over."""
 
     leases: LeaseKeeper
-    offsets: OffsetKeeper
-    parker: LaneParker
+    progress: QueueReporter
     puller: Puller
     hand_over: HandOver
 
@@ -99,7 +97,7 @@ class Rebalancer:
         _, self._routes, self._calls, self._heartbeat = link
         self._subscriptions = subscriptions
         self._assignment = assignment
-        self._leases, self._offsets, self._parker, self._puller, self._hand_over = keepers
+        self._leases, self._progress, self._puller, self._hand_over = keepers
         self._trigger = trigger
         self._tasks = tasks
         self._codec = codec_named(options.codec)
@@ -308,55 +306,35 @@ class Rebalancer:
         """
         asked = self._options.history.now()
         try:
-            start = await self._start_of(queue, granted)
+            order = self._subscriptions[queue.topic].subscription.order
+            start = await self._progress.start_of(queue, granted, order)
         except LaneError as error:
             self._failed(queue.topic, f"{queue} cannot be taken yet, where to start is not known", error)
             if lease is not None:
                 await self._leases.unlock(queue, lease.epoch)
             return False
         if lease is not None and not lane:
-            self._offsets.record_found(queue, start.offset, asked)
+            self._progress.record_found(queue, start.progress.offset, asked)
         self._assign(queue, lease, start, lane)
         return True
-
-    async def _start_of(self, queue: MessageQueue, granted: Granted | None) -> StartPosition:
-        if granted is not None and granted.offset is not None:
-            start = StartPosition(granted.offset, granted.finished)
-        else:
-            epoch = granted.epoch if granted is not None else NO_EPOCH
-            start = StartPosition(await self._offsets.start_of(queue, epoch))
-        if granted is None or not granted.parked:
-            return start
-        if self._subscriptions[queue.topic].subscription.order is not Order.KEY:
-            self._warn(queue.topic, f"{queue} has parked lanes; without order by key their newer messages run")
-            return start
-        parked = await self._parker.parked_at_broker(queue)
-        return start._replace(parked=parked, parked_serial=granted.parked)
 
     def _assign(self, queue: MessageQueue, lease: QueueLease | None, start: StartPosition, lane: bool) -> None:
         active, options = self._subscriptions[queue.topic], self._options
         epoch = lease.epoch if lease is not None else Epoch(0)
         in_order = active.subscription.ordered
         source = MessageSource(queue, self._codec, epoch, group=options.group, in_order=in_order)
-        assigned = AssignedQueue(queue, active, source, lease, options.times(lane), lane=lane, start=start)
+        assigned = AssignedQueue(queue, active, source, lease, options.times(lane), lane=lane)
         now = options.clock.now()
         if lease is not None:
             assigned.lifecycle.happened(QueueEvent.GRANTED, now=now)
         assigned.lifecycle.happened(QueueEvent.LOCATED, now=now)
         self._assignment.add(assigned)
-        with assigned.scheduler as lanes:
-            lanes.add(
-                queue,
-                start.offset,
-                usable_until=assigned.usable_until,
-                finished=start.finished,
-                parked=start.parked,
-                broker_parks=assigned.keeps_parked,
-            )
+        assigned.start_at(start)
         if options.history.on and lease is not None:
             until = assigned.usable_until * NANOS
             lease_in_history = self._assignment.lease_in_history(assigned)
             options.history.lease_granted(lease_in_history, until=until, asked=assigned.asked_ns)
-        self._offsets.record_filter(assigned, start.offset)
-        log.info("%s is assigned from offset %d on, epoch %d", queue, start.offset, assigned.epoch)
+        offset = start.progress.offset
+        self._progress.record_filter(assigned, offset)
+        log.info("%s is assigned from offset %d on, epoch %d", queue, offset, assigned.epoch)
         self._puller.start(assigned)

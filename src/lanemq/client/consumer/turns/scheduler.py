@@ -16,23 +16,21 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Sequence
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 from lanemq.client.message import Message
 from lanemq.clock import Clock, nanoseconds_of
 from lanemq.core.consuming.busy_workers import LATE_MS, Worker
-from lanemq.core.consuming.lanes_at_broker import LanesAtBroker
+from lanemq.core.consuming.lane_queue import MemberProgress
 from lanemq.core.consuming.runs import Finished, LaneRun, Outcome
 from lanemq.core.consuming.scheduler import LaneChanges, LaneScheduler
-from lanemq.core.finished_ranges import FinishedRanges
 from lanemq.model.queue import MessageQueue
-from lanemq.model.units import Millis, QueueOffset, Seconds, to_millis
+from lanemq.model.units import Millis, Seconds, to_millis
 
 MessageRun: TypeAlias = LaneRun[Message]
 MessageFinished: TypeAlias = Finished[Message]
 MessageWorker: TypeAlias = Worker[Message]
 Callback: TypeAlias = Callable[[], None]
-R = TypeVar("R")
 
 MAX_SLEEP_MS = 3_600_000
 """Longest sleep of a worker that waits for a held lane. The operating system refuses to wait for centuries, which a
@@ -149,22 +147,11 @@ class Scheduler:
 
     # for the event loop
 
-    def progress(self, queue: MessageQueue) -> tuple[QueueOffset, FinishedRanges] | None:
-        """The committable offset and the finished ranges above it, at one moment; None if the queue is not assigned."""
+    def progress(self, queue: MessageQueue) -> MemberProgress:
+        """How far the handlers have come in an assigned queue, including what runs in progress have finished."""
         with self as lanes:
             lanes.catch_up(now=self._clock.now())
-            offset = lanes.committable(queue)
-            return None if offset is None else (offset, lanes.finished_ranges(queue))
-
-    def with_parked_lanes(self, queue: MessageQueue, act: Callable[[LanesAtBroker[Message]], R]) -> R | None:
-        """Calls `act` with the queue's parked lanes; None if the queue is not assigned or has no lanes by key."""
-        with self as lanes:
-            parked = lanes.parked_lanes(queue)
-            if parked is None:
-                return None
-            result = act(parked)
-            lanes.offer(queue)
-        return result
+            return lanes[queue].progress()
 
     async def drained(self, queue: MessageQueue, timeout_ms: int) -> bool:
         """Waits until no handler of a draining queue runs; returns whether that is so."""
@@ -215,16 +202,14 @@ class Scheduler:
                 callbacks.append(self._waiting_for_room.pop(queue)[1])
             if queue in self._on_run_end:
                 callbacks.append(self._on_run_end[queue])
-            lanes_at_broker = self._lanes.parked_lanes(queue)
-            parked = parked or (lanes_at_broker is not None and lanes_at_broker.news)
+            parked = parked or (queue in self._lanes and self._lanes[queue].aside.news)
         if parked:
             callbacks.append(self._on_parked)
         return callbacks
 
     def _has_room(self, queue: MessageQueue) -> bool:
         """Whether the pull loop of a queue should look again; also if the queue was lost."""
-        assigned = self._lanes.next_offset(queue) is not None
-        return not assigned or self._lanes.cached(queue).count <= self._waiting_for_room[queue][0]
+        return queue not in self._lanes or self._lanes[queue].cached().count <= self._waiting_for_room[queue][0]
 
     def _fill(self, worker: MessageWorker) -> bool:
         """Gives a worker runs; wakes another if there is more, because this one may have been the watcher."""

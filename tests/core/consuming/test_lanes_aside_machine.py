@@ -2,12 +2,11 @@
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
-from tests.core.consuming.lanes_at_broker_fixture import (
+from tests.core.consuming.lanes_aside_fixture import (
     PAUSE,
     M,
     Q,
@@ -20,15 +19,19 @@ from tests.core.consuming.lanes_at_broker_fixture import (
 from lanemq.core.backoff import Backoff
 from lanemq.core.brokering.progress_table import ProgressTable
 from lanemq.core.brokering.queue_progress import ParkedLane, QueueProgress
-from lanemq.core.consuming.lanes_at_broker import LaneRequest, NextRequest, ParkedAtBroker, ParkRequest, RedriveRequest
+from lanemq.core.consuming.lanes_aside import (
+    LaneAnswer,
+    LaneRequest,
+    NextRequest,
+    ParkedAtBroker,
+    ParkRequest,
+    RedriveRequest,
+)
 from lanemq.core.consuming.retry_policy import HoldKey
 from lanemq.core.consuming.runs import FAILED, LaneRun
 from lanemq.core.consuming.scheduler import LaneScheduler
 from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
-from lanemq.core.lane_status import LaneStatus
 from lanemq.model.units import Millis
-
-Answer: TypeAlias = tuple[int, LaneStatus | None, list[M]]
 
 
 @dataclass
@@ -47,13 +50,12 @@ class World:
         self.done: set[int] = set()
         self.discarded: set[int] = set()
         self.on_the_way: list[LaneRequest[M]] = []
-        self.answers: list[tuple[LaneRequest[M], Answer]] = []
+        self.answers: list[tuple[LaneRequest[M], LaneAnswer[M]]] = []
         self.begun: dict[str, int] = defaultdict(lambda: -1)
         """The highest offset that this owner has started, by key."""
 
     def pull(self, most: int) -> None:
-        start = self.scheduler.next_offset(Q)
-        assert start is not None
+        start = self.scheduler[Q].next_offset
         batch = [M(offset, self.log[offset]) for offset in range(start, min(start + most, len(self.log)))]
         if batch:
             put(self.scheduler, *((each.queue_offset, each.key or "") for each in batch))
@@ -91,13 +93,13 @@ class World:
 
     def hear(self) -> None:
         if self.answers:
-            self.tell(*self.answers.pop(0))
-            self.scheduler.offer(Q)
+            request, answer = self.answers.pop(0)
+            lanes_of(self.scheduler).answered(request, answer, now=Millis(self.now))
 
     def lose(self) -> None:
         """The connection breaks: the member does not know which requests arrived."""
         for each in [*self.on_the_way, *(each for each, _ in self.answers)]:
-            lanes_of(self.scheduler).unanswered(each, now=Millis(self.now), pause=PAUSE)
+            lanes_of(self.scheduler).answered(each, None, now=Millis(self.now))
         self.on_the_way.clear()
         self.answers.clear()
 
@@ -110,7 +112,7 @@ class World:
             self.hear()
         return asked
 
-    def broker(self, each: LaneRequest[M]) -> Answer:
+    def broker(self, each: LaneRequest[M]) -> LaneAnswer[M]:
         key = each.key or ""
         settled, given = 0, []
         match each:
@@ -129,19 +131,7 @@ class World:
             case RedriveRequest():
                 self.progress.redrive(key)
         lane = self.progress.lanes.get(key)
-        return settled, None if lane is None else lane.status, given
-
-    def tell(self, each: LaneRequest[M], answer: Answer) -> None:
-        settled, status, given = answer
-        match each:
-            case ParkRequest():
-                lanes_of(self.scheduler).parked(each, settled, status, now=Millis(self.now), pause=PAUSE)
-            case NextRequest():
-                lanes_of(self.scheduler).next_given(each, given, status)
-            case RedriveRequest() if status is None:
-                lanes_of(self.scheduler).next_given(each, (), None)
-            case RedriveRequest():
-                lanes_of(self.scheduler).redrive_accepted(each)
+        return LaneAnswer(None if lane is None else lane.status, settled, given)
 
     def renew(self) -> None:
         reconcile(self.scheduler, *map(as_read, self.progress.lanes.values()))
@@ -154,9 +144,7 @@ class World:
             assert self.progress.discard(key, gone[-1]) == len(gone)
 
     def commit(self) -> None:
-        committable = self.scheduler.committable(Q)
-        assert committable is not None
-        self.committed, self.finished = committable, self.scheduler.finished_ranges(Q)
+        self.committed, self.finished = self.scheduler[Q].progress()
         kept = {offset for lane in self.progress.lanes.values() for offset in lane.offsets}
         passed = {*range(self.committed), *(o for o in range(len(self.log)) if o in self.finished)}
         assert passed <= self.done | self.discarded | kept, "a commit passes only messages that are done or parked"
@@ -178,9 +166,9 @@ class World:
             for key in self.progress.lanes:
                 moved |= self.progress.redrive(key)
             self.renew()
-            if not moved and self.scheduler.committable(Q) == len(self.log) and not self.progress.lanes:
+            if not moved and self.scheduler[Q].committable == len(self.log) and not self.progress.lanes:
                 return
-        raise AssertionError(f"stuck at {self.scheduler.committable(Q)} of {len(self.log)}: {self.progress.lanes}")
+        raise AssertionError(f"stuck at {self.scheduler[Q].committable} of {len(self.log)}: {self.progress.lanes}")
 
 
 KEYS = st.sampled_from(["k", "j"])
@@ -216,7 +204,7 @@ def new_world(policy: HoldKey) -> World:
 @settings(max_examples=250, deadline=None)
 @given(steps=STEPS)
 def test_with_any_losses_nothing_overtakes_and_everything_is_done(retries: int, steps: list[tuple[str, ...]]) -> None:
-    world = new_world(HoldKey(retries=retries, backoff=Backoff(PAUSE / 1000, 1.0, 1), keep=1))
+    world = new_world(HoldKey(retries=retries, backoff=Backoff(PAUSE / 1000, 1.0, PAUSE / 1000), keep=1))
     for what, *args in steps:
         match what:
             case "send":

@@ -1,7 +1,8 @@
-"""The lanes of one assigned queue that are set aside at the broker, or are about to be.
+"""The lanes of one assigned queue that are set aside: parked, or held with many messages behind the failed one.
 
-A lane is parked when its retries are used up, in this member or in a former owner. A held lane with many messages
-behind the failed one is set aside in the same way, so that it fills neither the cache nor the finished ranges.
+A lane is parked when its retries are used up, in this member or in a former owner. A held lane with many messages is
+set aside in the same way, so that it fills neither the cache nor the finished ranges. If lanes cannot go to the broker
+(the whole queue is one lane, or the policy keeps them here), a parked lane waits in memory until it is resumed.
 
 The broker keeps the offsets of a lane that is set aside. As soon as it has them, these messages count as finished here:
 the queue's committed offset can pass them, and their bodies are given up. To run the lane (after its backoff, or when
@@ -19,21 +20,24 @@ Invariants:
 5. A lane with messages to run (`redriven` is not None) is ready, running or on a timer; one that waits for its backoff
    (`waiting`) is on a timer; every other one is in none of these places.
 
-The caller takes `requests`, sends them, and reports each once: `parked`, `next_given`, `redrive_accepted` or
-`unanswered`. Lanes may be ready afterwards, so the scheduler must look at the queue again.
+The caller takes `requests`, sends them, and reports the answer of each once: `answered`.
 """
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Generic, NamedTuple, Protocol, TypeAlias
 
-from lanemq.core.consuming.runs import Lane, LaneRun, M
+from lanemq.core.consuming.runs import Lane, LaneOptions, LaneRun, M, Order
 from lanemq.core.lane_status import MAX_GIVEN, MAX_PARKED, Failure, LaneStatus
 from lanemq.model.units import Millis
 
+NO_ANSWER_PAUSE = Millis(1_000)
+"""Pause after a request that failed: the broker is away, or the lease was lost, which its renewal will show."""
+FULL_PAUSE = Millis(30_000)
+"""Pause after the broker did not take everything; its limits may be raised, or lanes discarded, in the meantime."""
 NOTHING_DONE = -1
 _IMMEDIATELY = Millis(-(2**62))
 _offset_of = attrgetter("queue_offset")
@@ -74,24 +78,15 @@ class RedriveRequest:
 LaneRequest: TypeAlias = ParkRequest[M] | NextRequest | RedriveRequest
 
 
-class ParkingQueue(Protocol[M]):
-    """What the queue provides to its parked lanes."""
+class LaneAnswer(NamedTuple, Generic[M]):
+    """The broker's answer to a request about a lane."""
 
-    ready: deque[Lane[M] | LaneRun[M]]
-    sets_aside: bool
-    """Whether held lanes are set aside at the broker."""
-
-    def count_finished(self, messages: Sequence[M]) -> None:
-        """Counts messages as finished: the broker has them."""
-
-    def remove_lane(self, lane: Lane[M]) -> None:
-        """Removes an empty lane that is no longer parked."""
-
-    def reset_failures(self, lane: Lane[M]) -> None:
-        """Counts the failures of the lane from zero again."""
-
-    def lane_ended(self, key: str | None, through: int) -> None:
-        """The broker has nothing left of a lane that a former owner parked; its messages up to `through` are done."""
+    status: LaneStatus | None
+    """None: the broker has no such lane."""
+    settled: int = 0
+    """How many messages of a `ParkRequest` the broker has. Those that it did not take are offered again later."""
+    messages: Sequence[M] = ()
+    """The lane's next messages, which the broker gave back."""
 
 
 class ParkedAtBroker(NamedTuple):
@@ -107,9 +102,29 @@ class ParkedAtBroker(NamedTuple):
     """How often its first message has failed."""
 
 
-class _ParkedLane(Generic[M]):
-    __slots__ = ("asked", "at_broker", "done", "doubt", "failed_again", "failure", "first", "goes_to_broker", "gone",
-                 "lane", "may_repeat", "not_before", "redrive_wanted", "status", "through", "waiting")  # fmt: skip
+class QueueOfLanes(Protocol[M]):
+    """What the queue provides to its lanes that are set aside."""
+
+    ready: deque[Lane[M] | LaneRun[M]]
+    failures: dict[int, int]
+
+    @property
+    def next_offset(self) -> int:
+        """Where the next pull starts."""
+
+    def finish(self, messages: Sequence[M]) -> None:
+        """Counts messages as finished: the broker has them."""
+
+    def offer(self, lane: Lane[M]) -> None:
+        """The lane may run."""
+
+    def remove_lane(self, lane: Lane[M]) -> None:
+        """Removes an empty lane that is no longer set aside."""
+
+
+class _LaneAside(Generic[M]):
+    __slots__ = ("asked", "at_broker", "done", "doubt", "failed_again", "failure", "first", "gone", "lane",
+                 "may_repeat", "not_before", "redrive_wanted", "status", "through", "waiting")  # fmt: skip
 
     def __init__(self, lane: Lane[M], status: LaneStatus, *, at_broker: bool, through: int = NOTHING_DONE) -> None:
         self.lane = lane
@@ -120,8 +135,6 @@ class _ParkedLane(Generic[M]):
         self.through = through
         # The broker has this lane.
         self.at_broker = at_broker
-        # Its messages are to be stored at the broker; false where the broker cannot park.
-        self.goes_to_broker = at_broker
         # A request about it is under way.
         self.asked = False
         # What the broker does not know yet: a failure, up to where the lane is done, which message failed again.
@@ -140,52 +153,60 @@ class _ParkedLane(Generic[M]):
         self.gone = False
 
 
-class LanesAtBroker(Generic[M]):
-    """The lanes of one queue that are set aside, by key. A lane with more than `keep` messages is a long one."""
+class LanesAside(Generic[M]):
+    """The lanes of one queue that are set aside, by key."""
 
-    def __init__(self, queue: ParkingQueue[M], keep: int) -> None:
+    def __init__(self, queue: QueueOfLanes[M], options: LaneOptions, *, broker_parks: bool) -> None:
+        """`broker_parks`: the broker can keep lanes."""
         self._queue = queue
-        self._keep = keep
-        self._lanes: dict[str | None, _ParkedLane[M]] = {}
+        self._batch_size = options.batch_size
+        self._keep = options.keep
+        # Whether parked lanes, and held ones with many messages, are stored at the broker.
+        self._to_broker = broker_parks and options.parks_at_broker and options.order is Order.KEY
+        self._lanes: dict[str | None, _LaneAside[M]] = {}
         # Lanes that may need a request; `requests` removes those that do not.
         self._open: dict[str | None, None] = {}
+        # Held lanes that are not set aside yet, and why each is held.
+        self._held: dict[str | None, tuple[Lane[M], Failure]] = {}
+        # Lanes of former owners that ended here, and up to which offset they are done, as long as pulls may bring such
+        # messages: a former owner may have parked them without committing past them.
+        self._ended: dict[str | None, int] = {}
         self.news = False
         """The queue needs requests that were not taken yet."""
 
-    def __bool__(self) -> bool:
-        return bool(self._lanes)
-
-    def __contains__(self, lane: Lane[M]) -> bool:
-        entry = self._lanes.get(lane.key)
-        return entry is not None and entry.lane is lane
-
-    def __iter__(self) -> Iterator[str | None]:
+    def parked(self) -> tuple[str | None, ...]:
         """The keys of the lanes that wait for an operator or are redriven; not those that are only held."""
-        return iter([key for key, entry in self._lanes.items() if entry.status is not LaneStatus.HELD])
+        return tuple(key for key, entry in self._lanes.items() if entry.status is not LaneStatus.HELD)
 
-    def not_at_broker(self) -> list[str | None]:
+    def parked_here(self) -> tuple[str | None, ...]:
         """The keys of parked lanes that the broker does not have: it cannot park, or has not confirmed them yet."""
-        return [key for key, entry in self._lanes.items() if entry.status is LaneStatus.PARKED and not entry.at_broker]
+        entries = self._lanes.items()
+        return tuple(key for key, entry in entries if entry.status is LaneStatus.PARKED and not entry.at_broker)
 
     def is_parked(self, lane: Lane[M]) -> bool:
-        return lane in self and self._lanes[lane.key].status is not LaneStatus.HELD
+        entry = self._of(lane)
+        return entry is not None and entry.status is not LaneStatus.HELD
 
     def first_offsets(self) -> frozenset[int]:
         """The first offsets of the lanes that are held."""
         return frozenset(entry.first for entry in self._lanes.values() if entry.status is LaneStatus.HELD)
 
-    # called by the queue
+    # called by the queue and its scheduler
 
     def restore(self, lane: Lane[M], known: ParkedAtBroker) -> None:
         """Adds a lane that a former owner set aside."""
-        self._enter(_ParkedLane(lane, known.status, at_broker=True, through=known.through)).first = known.first
+        self._enter(_LaneAside(lane, known.status, at_broker=True, through=known.through)).first = known.first
+        if known.status is LaneStatus.HELD:
+            self._queue.failures[known.first] = known.attempts
 
-    def park(self, lane: Lane[M], failure: Failure, *, at_broker: bool) -> None:
+    def park(self, lane: Lane[M], failure: Failure) -> None:
         """Parks a lane: the retries of its first message are used up."""
+        if self._to_broker:
+            for message in (lane.redriven or lane.pending)[: self._batch_size]:
+                self._queue.failures.pop(message.queue_offset, None)  # a redrive has all retries again
         entry = self._lanes.get(lane.key)
         if entry is None:
-            entry = self._enter(_ParkedLane(lane, LaneStatus.PARKED, at_broker=False))
-            entry.goes_to_broker = at_broker
+            entry = self._enter(_LaneAside(lane, LaneStatus.PARKED, at_broker=False))
         elif lane.redriven:
             entry.failed_again = lane.redriven[0].queue_offset
         lane.redriven = None
@@ -195,33 +216,39 @@ class LanesAtBroker(Generic[M]):
         entry.status, entry.failure = LaneStatus.PARKED, failure
         self._look_at(lane.key)
 
-    def set_aside(self, lane: Lane[M], failure: Failure) -> None:
-        """Sets a held lane aside; it is on a timer."""
-        entry = self._enter(_ParkedLane(lane, LaneStatus.HELD, at_broker=False))
-        entry.goes_to_broker = entry.waiting = True
-        entry.failure, entry.first = failure, lane.pending[0].queue_offset
-
-    def hold(self, lane: Lane[M], failure: Failure, keep: int) -> None:
-        """A message that the broker gave back failed and has retries left. Keeps the first messages only."""
-        entry = self._lanes[lane.key]
-        assert lane.redriven
-        del lane.redriven[keep:]
-        entry.status, entry.failure = LaneStatus.HELD, failure
-        entry.first = entry.failed_again = lane.redriven[0].queue_offset
-        self._look_at(lane.key)
+    def hold(self, lane: Lane[M], failure: Failure) -> None:
+        """A message of the lane failed and has retries left; the lane is on a timer now."""
+        entry = self._of(lane)
+        if entry is not None:
+            assert lane.redriven
+            del lane.redriven[self._batch_size :]  # the rest is fetched again when they succeed
+            entry.status, entry.failure = LaneStatus.HELD, failure
+            entry.first = entry.failed_again = lane.redriven[0].queue_offset
+            self._look_at(lane.key)
+        elif self._to_broker:
+            self._held[lane.key] = lane, failure
+            lane.watched = True
+            self._set_aside_if_long(lane)
 
     def paused(self, lane: Lane[M]) -> None:
-        """The lane was put on a timer."""
-        self._lanes[lane.key].waiting = True
+        """The lane is put on a timer."""
+        entry = self._of(lane)
+        if entry is not None:
+            entry.waiting = True
 
     def timer_fired(self, lane: Lane[M]) -> bool:
-        """The lane may run; returns false if its messages must be fetched first."""
-        self._lanes[lane.key].waiting = False
-        if lane.redriven is not None:
-            self._queue.ready.append(lane)
-            return True
-        self._look_at(lane.key)
-        return False
+        """The time of a lane on a timer has come; returns false if its messages must be fetched first."""
+        entry = self._of(lane)
+        if entry is not None:
+            entry.waiting = False
+            if lane.redriven is None:
+                self._look_at(lane.key)
+                return False
+        elif self._held and self._held.get(lane.key, (None,))[0] is lane:
+            del self._held[lane.key]
+            lane.watched = False
+        self._queue.ready.append(lane)
+        return True
 
     def to_run(self, lane: Lane[M]) -> list[M] | None:
         """The messages that the broker gave back; None if the lane is an ordinary one from now on."""
@@ -250,20 +277,36 @@ class LanesAtBroker(Generic[M]):
         lane.redriven = None
         return self._leave(entry) if entry.gone else False
 
-    def take_settled(self, lane: Lane[M]) -> list[M]:
-        """Removes and returns messages that a former owner parked, or finished before the lane failed."""
-        through, pending = self._lanes[lane.key].through, lane.pending
-        if not pending or pending[0].queue_offset > through:
-            return []
-        count = bisect_right(pending, through, key=_offset_of)
-        settled = pending[:count]
-        del pending[:count]
-        return settled
-
     def arrived(self, lane: Lane[M]) -> None:
-        """A pull brought messages of the lane."""
-        if self._joins(self._lanes[lane.key]):
+        """A pull brought messages of a lane that is held or set aside.
+
+        What a former owner parked of them, or finished before the lane failed, joins the finished ranges: the next
+        owner must leave it out together with what runs behind it.
+        """
+        entry = self._of(lane)
+        if entry is None:
+            self._set_aside_if_long(lane)
+            return
+        pending = lane.pending
+        if pending and pending[0].queue_offset <= entry.through:
+            count = bisect_right(pending, entry.through, key=_offset_of)
+            settled = pending[:count]
+            del pending[:count]
+            self._queue.finish(settled)
+        if self._joins(entry):
             self._look_at(lane.key)
+
+    def without_ended(self, messages: Sequence[M]) -> Sequence[M]:
+        """Finishes those messages of a pull that belong to ended lanes, and returns the others."""
+        ended = self._ended
+        if not ended:
+            return messages
+        settled = [message for message in messages if message.queue_offset <= ended.get(message.key, NOTHING_DONE)]
+        self._ended = {key: through for key, through in ended.items() if through >= self._queue.next_offset}
+        if not settled:
+            return messages
+        self._queue.finish(settled)
+        return [message for message in messages if message.queue_offset > ended.get(message.key, NOTHING_DONE)]
 
     def resume(self, key: str | None) -> bool:
         """Redrives a lane for an operator: at once if it is only here, otherwise through the broker."""
@@ -278,10 +321,10 @@ class LanesAtBroker(Generic[M]):
             self._release(entry)
         return True
 
-    # called by the client; an answer about a lane that is no longer parked changes nothing
+    # called by the client
 
     def requests(self, *, now: Millis) -> list[LaneRequest[M]]:
-        """Requests to send to the broker; each is reported before its lane gets another."""
+        """Requests to send to the broker; each is answered before its lane gets another."""
         found: list[LaneRequest[M]] = []
         self.news = False
         for key in tuple(self._open):
@@ -308,79 +351,62 @@ class LanesAtBroker(Generic[M]):
             if entry.at_broker and min(entry.done, below - 1) > NOTHING_DONE
         ]
 
-    def parked(
-        self, request: ParkRequest[M], settled: int, status: LaneStatus | None, *, now: Millis, pause: Millis
-    ) -> None:
-        """The broker has the first `settled` messages; `status` is None if it has no such lane.
+    def answered(self, request: LaneRequest[M], answer: LaneAnswer[M] | None, *, now: Millis) -> None:
+        """Takes the answer to a request; None if there was none: then the same request follows after a pause.
 
-        Messages that it did not take stay here and are offered again after `pause`.
+        An answer about a lane that is no longer set aside changes nothing.
         """
-        entry = self._answered(request)
+        entry = self._lanes.get(request.key)
         if entry is None:
             return
-        lane = entry.lane
-        entry.doubt = False
-        self._queue.count_finished(lane.pending[:settled])
-        del lane.pending[:settled]
-        if status is None:
-            if lane.redriven is not None:
-                entry.gone = True
-            elif entry.at_broker or entry.redrive_wanted or entry.status is LaneStatus.HELD:
-                self._release(entry)  # emptied at the broker; or never taken, and it is to run
-                return
+        entry.asked = False
+        self._open[request.key] = None
+        if answer is None:
+            entry.doubt = entry.doubt or isinstance(request, ParkRequest)
+            entry.not_before = Millis(now + NO_ANSWER_PAUSE)
+        elif isinstance(request, ParkRequest):
+            self._stored(entry, request, answer, now)
         else:
-            entry.at_broker = True
-            self._failure_known(entry, request, status)
-        if settled < len(request.messages):
-            entry.not_before = Millis(now + pause)
+            self._continued(entry, request, answer)
 
-    def _failure_known(self, entry: _ParkedLane[M], request: ParkRequest[M], status: LaneStatus) -> None:
-        """The broker knows the failure that the request named. The lane may have failed again since then."""
-        failure = request.failure
-        if failure is not None and entry.failure is failure:
+    def _stored(self, entry: _LaneAside[M], request: ParkRequest[M], answer: LaneAnswer[M], now: Millis) -> None:
+        """The broker has the first messages of a lane that were offered. The lane may have failed again since then."""
+        pending = entry.lane.pending
+        entry.doubt = False
+        self._queue.finish(pending[: answer.settled])
+        del pending[: answer.settled]
+        if answer.settled < len(request.messages):
+            entry.not_before = Millis(now + FULL_PAUSE)
+        if answer.status is None:
+            # Emptied at the broker; or never taken, and it is to run.
+            if entry.at_broker or entry.redrive_wanted or entry.status is LaneStatus.HELD:
+                self._gone(entry)
+            return
+        entry.at_broker = True
+        if request.failure is not None and entry.failure is request.failure:
             entry.failure, entry.failed_again = None, NOTHING_DONE
             if entry.done < request.failed_again:
                 entry.done = NOTHING_DONE  # the request said so
         if entry.failure is None:
-            entry.status = status
+            entry.status = answer.status
 
-    def next_given(
-        self, request: NextRequest | RedriveRequest, messages: Sequence[M], status: LaneStatus | None
-    ) -> None:
-        """The broker's answer to a `NextRequest`; also to a `RedriveRequest` if nothing is left to redrive."""
-        entry = self._answered(request)
-        if entry is None:
-            return
+    def _continued(self, entry: _LaneAside[M], request: NextRequest | RedriveRequest, answer: LaneAnswer[M]) -> None:
+        """The broker knows what is done of the lane, or that it is redriven, and may have given its next messages."""
         lane = entry.lane
-        if isinstance(request, NextRequest) and entry.done == request.done:
+        if isinstance(request, RedriveRequest):
+            entry.redrive_wanted = False
+        elif entry.done == request.done:
             entry.done = NOTHING_DONE
-        if status is None:
-            if lane.redriven is not None:
-                entry.gone = True
-            else:
-                self._release(entry)
+        if answer.status is None:
+            self._gone(entry)
             return
         if entry.failure is None:
-            entry.status = status
-        if messages:
+            entry.status = answer.status
+        if answer.messages:
             assert lane.redriven is None
             entry.may_repeat = False
-            lane.redriven = list(messages)
-            self._queue.ready.append(lane)
-
-    def redrive_accepted(self, request: RedriveRequest) -> None:
-        """The broker redrives the lane now."""
-        entry = self._answered(request)
-        if entry is not None:
-            entry.redrive_wanted = False
-            entry.status = LaneStatus.REDRIVING
-
-    def unanswered(self, request: LaneRequest[M], *, now: Millis, pause: Millis) -> None:
-        """The request got no answer; the same one follows after `pause`."""
-        entry = self._answered(request)
-        if entry is not None:
-            entry.doubt = entry.doubt or isinstance(request, ParkRequest)
-            entry.not_before = Millis(now + pause)
+            lane.redriven = list(answer.messages)
+            self._queue.offer(lane)
 
     def at_broker(self) -> Mapping[str | None, object]:
         """The lanes that the broker is known to have, by key, as `reconcile` takes them."""
@@ -399,9 +425,7 @@ class LanesAtBroker(Generic[M]):
             if entry.asked or asked_about.get(key) is not entry or lane.run is not None:
                 continue
             if known is None:
-                if lane.redriven is None:
-                    self._release(entry)
-                entry.gone = True
+                self._gone(entry)
                 continue
             if entry.failure is None:
                 entry.status = known.status
@@ -411,50 +435,67 @@ class LanesAtBroker(Generic[M]):
             self._open[key] = None
 
     def forget(self) -> None:
-        self._lanes.clear()
-        self._open.clear()
+        for table in (self._lanes, self._open, self._held, self._ended):
+            table.clear()
 
-    def _enter(self, entry: _ParkedLane[M]) -> _ParkedLane[M]:
+    # lanes come and go
+
+    def _of(self, lane: Lane[M]) -> _LaneAside[M] | None:
+        entry = self._lanes.get(lane.key)
+        return entry if entry is not None and entry.lane is lane else None
+
+    def _enter(self, entry: _LaneAside[M]) -> _LaneAside[M]:
         key = entry.lane.key
         entry.lane.watched = True
         self._lanes[key] = entry
         self._look_at(key)
         return entry
 
+    def _set_aside_if_long(self, lane: Lane[M]) -> None:
+        """Sets a held lane aside if many of its messages wait; it is on a timer."""
+        if self._is_long(lane):
+            _, failure = self._held.pop(lane.key)
+            entry = self._enter(_LaneAside(lane, LaneStatus.HELD, at_broker=False))
+            entry.waiting = True
+            entry.failure, entry.first = failure, lane.pending[0].queue_offset
+
     def _look_at(self, key: str | None) -> None:
         self._open[key] = None
         self.news = True
 
-    def _answered(self, request: LaneRequest[M]) -> _ParkedLane[M] | None:
-        entry = self._lanes.get(request.key)
-        if entry is not None:
-            entry.asked = False
-            self._open[request.key] = None
-        return entry
+    def _gone(self, entry: _LaneAside[M]) -> None:
+        """The broker has nothing left of the lane: it is an ordinary one, at once or after the messages that it has."""
+        if entry.lane.redriven is not None:
+            entry.gone = True
+        else:
+            self._release(entry)
 
-    def _release(self, entry: _ParkedLane[M]) -> None:
+    def _release(self, entry: _LaneAside[M]) -> None:
         """Makes a lane without messages to run an ordinary one again. If it waits for its backoff, it still does."""
         lane = entry.lane
         if entry.status is not LaneStatus.HELD:
-            self._queue.reset_failures(lane)
+            for message in lane.pending:
+                self._queue.failures.pop(message.queue_offset, None)
         if self._leave(entry) and not entry.waiting:
-            self._queue.ready.append(lane)
+            self._queue.offer(lane)
 
-    def _leave(self, entry: _ParkedLane[M]) -> bool:
+    def _leave(self, entry: _LaneAside[M]) -> bool:
         """Makes the lane an ordinary one, where it is; returns whether it has messages."""
         lane = entry.lane
         del self._lanes[lane.key]
         self._open.pop(lane.key, None)
-        if entry.through != NOTHING_DONE:
-            self._queue.lane_ended(lane.key, entry.through)
+        if entry.through >= self._queue.next_offset:
+            self._ended[lane.key] = entry.through
         lane.redriven, lane.watched = None, False
         if not lane.pending:
             self._queue.remove_lane(lane)
         return bool(lane.pending)
 
-    def _request_for(self, key: str | None, entry: _ParkedLane[M]) -> LaneRequest[M] | None:
+    # what to ask the broker
+
+    def _request_for(self, key: str | None, entry: _LaneAside[M]) -> LaneRequest[M] | None:
         pending, at_broker = entry.lane.pending, entry.at_broker
-        if entry.gone or not (entry.goes_to_broker or at_broker):
+        if entry.gone or not (self._to_broker or at_broker):
             return None
         if entry.failure is not None:
             held = entry.status is LaneStatus.HELD
@@ -470,10 +511,10 @@ class LanesAtBroker(Generic[M]):
             return ParkRequest(key, tuple(pending[:MAX_PARKED]), None)
         return None
 
-    def _joins(self, entry: _ParkedLane[M]) -> bool:
+    def _joins(self, entry: _LaneAside[M]) -> bool:
         """Whether waiting messages join the lane at the broker. While it runs, a few wait here until it is empty."""
-        return not entry.status.runs or entry.waiting or self.is_long(entry.lane)
+        return not entry.status.runs or entry.waiting or self._is_long(entry.lane)
 
-    def is_long(self, lane: Lane[M]) -> bool:
+    def _is_long(self, lane: Lane[M]) -> bool:
         """Whether so many messages of the lane wait that they should wait at the broker."""
         return len(lane.pending) > self._keep

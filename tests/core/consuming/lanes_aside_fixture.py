@@ -1,8 +1,17 @@
 """A scheduler with one queue and parked lanes; tests give the broker's answers."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from lanemq.core.consuming.lanes_at_broker import LaneRequest, LanesAtBroker, NextRequest, ParkedAtBroker, ParkRequest
+from lanemq.core.consuming.lanes_aside import (
+    FULL_PAUSE,
+    LaneAnswer,
+    LaneRequest,
+    LanesAside,
+    NextRequest,
+    ParkedAtBroker,
+    ParkRequest,
+)
 from lanemq.core.consuming.retry_policy import HoldKey
 from lanemq.core.consuming.runs import FAILED, NO_LEASE_NEEDED, LaneOptions, LaneRun
 from lanemq.core.consuming.scheduler import LaneScheduler
@@ -12,7 +21,8 @@ from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
 
 Q = MessageQueue("t", "b", 0)
-PAUSE = Millis(10)
+PAUSE = FULL_PAUSE
+"""The longest pause before a request is repeated."""
 
 
 class M(NamedTuple):
@@ -40,16 +50,13 @@ def member(
 
 
 def put(scheduler: LaneScheduler[M], *messages: tuple[int, str]) -> None:
-    start = scheduler.next_offset(Q)
-    assert start is not None
+    start = scheduler[Q].next_offset
     batch = [M(*message) for message in messages]
     assert scheduler.put(Q, batch, QueueOffset(batch[-1].queue_offset + 1), pulled_from=start)
 
 
-def lanes_of(scheduler: LaneScheduler[M]) -> LanesAtBroker[M]:
-    lanes = scheduler.parked_lanes(Q)
-    assert lanes is not None
-    return lanes
+def lanes_of(scheduler: LaneScheduler[M]) -> LanesAside[M]:
+    return scheduler[Q].aside
 
 
 def run(scheduler: LaneScheduler[M]) -> LaneRun[M] | None:
@@ -80,22 +87,33 @@ def one(scheduler: LaneScheduler[M], now: int = 0) -> LaneRequest[M]:
     return found
 
 
+def answer(
+    scheduler: LaneScheduler[M],
+    request: LaneRequest[M],
+    status: LaneStatus | None,
+    settled: int = 0,
+    messages: Sequence[M] = (),
+) -> None:
+    lanes_of(scheduler).answered(request, LaneAnswer(status, settled, messages), now=Millis(0))
+
+
+def no_answer(scheduler: LaneScheduler[M], request: LaneRequest[M], now: int = 0) -> None:
+    lanes_of(scheduler).answered(request, None, now=Millis(now))
+
+
 def store(scheduler: LaneScheduler[M], status: LaneStatus | None = LaneStatus.PARKED, settled: int = 2) -> None:
     found = one(scheduler)
     assert isinstance(found, ParkRequest)
-    lanes_of(scheduler).parked(found, settled, status, now=Millis(0), pause=PAUSE)
-    scheduler.offer(Q)
+    answer(scheduler, found, status, settled)
 
 
 def give(scheduler: LaneScheduler[M], *messages: M, status: LaneStatus | None = LaneStatus.REDRIVING) -> NextRequest:
     found = one(scheduler)
     assert isinstance(found, NextRequest)
-    lanes_of(scheduler).next_given(found, messages, status)
-    scheduler.offer(Q)
+    answer(scheduler, found, status, messages=messages)
     return found
 
 
 def reconcile(scheduler: LaneScheduler[M], *at_broker: ParkedAtBroker) -> None:
     lanes = lanes_of(scheduler)
     lanes.reconcile({each.key: each for each in at_broker}, lanes.at_broker())
-    scheduler.offer(Q)

@@ -3,14 +3,16 @@
 from dataclasses import replace
 
 import pytest
-from tests.core.consuming.lanes_at_broker_fixture import (
+from tests.core.consuming.lanes_aside_fixture import (
     PAUSE,
     M,
     Q,
+    answer,
     fail,
     give,
     lanes_of,
     member,
+    no_answer,
     one,
     parked,
     put,
@@ -21,18 +23,19 @@ from tests.core.consuming.lanes_at_broker_fixture import (
 )
 
 from lanemq.core.backoff import Backoff
-from lanemq.core.consuming.lane_queue import LaneQueue
-from lanemq.core.consuming.lanes_at_broker import (
+from lanemq.core.consuming.lanes_aside import (
+    LaneAnswer,
+    LanesAside,
     NextRequest,
     ParkedAtBroker,
     ParkRequest,
     RedriveRequest,
 )
 from lanemq.core.consuming.retry_policy import KEPT_MESSAGES, HoldKey, Park
-from lanemq.core.consuming.runs import DONE, FAILED, LaneRun
+from lanemq.core.consuming.runs import DONE, FAILED, NO_LEASE_NEEDED, LaneRun
 from lanemq.core.consuming.scheduler import LaneScheduler
 from lanemq.core.lane_status import Failure, LaneStatus
-from lanemq.model.units import Millis
+from lanemq.model.units import Millis, QueueOffset
 
 REDRIVEN = ParkedAtBroker("k", LaneStatus.REDRIVING, 1)
 
@@ -41,13 +44,13 @@ def test_a_failed_lane_is_offered_to_the_broker_with_everything_behind_it() -> N
     scheduler = parked()
     assert one(scheduler) == ParkRequest("k", (M(0, "k"), M(1, "k")), Failure("why", 1))
     assert work(scheduler) == [], "one question at a time"
-    assert scheduler.committable(Q) == 0
+    assert scheduler[Q].committable == 0
 
 
 def test_messages_that_the_broker_stored_are_finished_and_the_lane_stays_parked() -> None:
     scheduler = parked()
     store(scheduler)
-    assert scheduler.committable(Q) == 2
+    assert scheduler[Q].committable == 2
     put(scheduler, (2, "k"), (3, "j"))
     found = run(scheduler)
     assert found is not None
@@ -59,7 +62,7 @@ def test_messages_that_the_broker_stored_are_finished_and_the_lane_stays_parked(
 def test_messages_that_the_broker_did_not_take_are_offered_again_after_a_pause() -> None:
     scheduler = parked()
     store(scheduler, settled=1)
-    assert scheduler.committable(Q) == 1
+    assert scheduler[Q].committable == 1
     assert work(scheduler, now=PAUSE - 1) == []
     assert one(scheduler, now=PAUSE) == ParkRequest("k", (M(1, "k"),), None)
 
@@ -67,15 +70,15 @@ def test_messages_that_the_broker_did_not_take_are_offered_again_after_a_pause()
 def test_a_lane_that_the_broker_refuses_stays_here() -> None:
     scheduler = parked()
     store(scheduler, status=None, settled=0)
-    assert (scheduler.committable(Q), run(scheduler)) == (0, None)
+    assert (scheduler[Q].committable, run(scheduler)) == (0, None)
     assert one(scheduler, now=PAUSE) == ParkRequest("k", (M(0, "k"), M(1, "k")), Failure("why", 1))
 
 
 def test_a_request_without_an_answer_is_repeated() -> None:
     scheduler = parked()
     first = one(scheduler)
-    lanes_of(scheduler).unanswered(first, now=Millis(0), pause=PAUSE)
-    assert (scheduler.committable(Q), work(scheduler)) == (0, [])
+    no_answer(scheduler, first)
+    assert (scheduler[Q].committable, work(scheduler)) == (0, [])
     assert one(scheduler, now=PAUSE) == first
 
 
@@ -84,19 +87,18 @@ def test_messages_that_the_broker_may_have_are_settled_before_its_copies_run() -
     scheduler = parked()
     store(scheduler)
     put(scheduler, (2, "k"))
-    lanes_of(scheduler).unanswered(one(scheduler), now=Millis(0), pause=Millis(0))
+    no_answer(scheduler, one(scheduler))
     reconcile(scheduler, REDRIVEN)
-    assert one(scheduler) == ParkRequest("k", (M(2, "k"),), None)
-    lanes_of(scheduler).parked(
-        ParkRequest("k", (M(2, "k"),), None), 1, LaneStatus.REDRIVING, now=Millis(0), pause=PAUSE
-    )
+    again = one(scheduler)
+    assert again == ParkRequest("k", (M(2, "k"),), None)
+    answer(scheduler, again, LaneStatus.REDRIVING, settled=1)
     assert one(scheduler) == NextRequest("k", -1)
-    assert scheduler.committable(Q) == 3
+    assert scheduler[Q].committable == 3
 
 
 def test_resume_in_the_member_does_not_release_a_lane_that_the_broker_may_have() -> None:
     scheduler = parked()
-    lanes_of(scheduler).unanswered(one(scheduler), now=Millis(0), pause=PAUSE)
+    no_answer(scheduler, one(scheduler))
     assert scheduler.resume(Q, "k")
     assert run(scheduler) is None
     assert isinstance(one(scheduler), ParkRequest)
@@ -123,7 +125,7 @@ def test_redriven_messages_run_one_by_one_before_newer_ones() -> None:
     assert found is not None
     assert found.messages == (M(2, "k"),)
     scheduler.finish(found, DONE, now=Millis(0))
-    assert (scheduler.committable(Q), scheduler.view(Q).parked) == (3, ())
+    assert (scheduler[Q].committable, scheduler.view(Q).parked) == (3, ())
 
 
 def test_a_redriven_message_that_fails_is_parked_again_and_not_taken_along_twice() -> None:
@@ -134,7 +136,7 @@ def test_a_redriven_message_that_fails_is_parked_again_and_not_taken_along_twice
     give(scheduler, M(0, "k"))
     fail(scheduler, "again")
     assert one(scheduler) == ParkRequest("k", (M(2, "k"),), Failure("again", 1), failed_again=0)
-    assert scheduler.committable(Q) == 2
+    assert scheduler[Q].committable == 2
 
 
 def test_an_emptied_lane_is_released() -> None:
@@ -173,7 +175,6 @@ def test_a_lane_parked_after_the_listing_was_asked_for_is_not_released_by_it() -
     store(scheduler)
     put(scheduler, (2, "k"))
     lanes.reconcile({}, before)
-    scheduler.offer(Q)
     assert run(scheduler) is None
 
 
@@ -197,9 +198,7 @@ def test_a_resume_is_kept_when_the_broker_refuses_the_lane() -> None:
     scheduler = parked()
     under_way = one(scheduler)
     scheduler.resume(Q, "k")
-    assert isinstance(under_way, ParkRequest)
-    lanes_of(scheduler).parked(under_way, 0, None, now=Millis(0), pause=PAUSE)
-    scheduler.offer(Q)
+    answer(scheduler, under_way, None)
     found = run(scheduler)
     assert found is not None
     assert found.messages == (M(0, "k"), M(1, "k"))
@@ -220,7 +219,7 @@ def test_resume_in_the_member_goes_through_the_broker() -> None:
     assert run(scheduler) is None
     found = one(scheduler)
     assert found == RedriveRequest("k")
-    lanes_of(scheduler).redrive_accepted(found)
+    answer(scheduler, found, LaneStatus.REDRIVING)
     assert one(scheduler) == NextRequest("k", -1)
 
 
@@ -239,8 +238,7 @@ def test_a_resume_does_not_overtake_a_request_under_way() -> None:
     under_way = one(scheduler)
     assert scheduler.resume(Q, "k")
     assert run(scheduler) is None
-    assert isinstance(under_way, ParkRequest)
-    lanes_of(scheduler).parked(under_way, 2, LaneStatus.PARKED, now=Millis(0), pause=PAUSE)
+    answer(scheduler, under_way, LaneStatus.PARKED, settled=2)
     assert one(scheduler) == RedriveRequest("k")
 
 
@@ -265,7 +263,7 @@ def test_parked_messages_that_are_pulled_again_count_as_finished_ranges() -> Non
     """Otherwise a later owner would run them after newer messages of their key."""
     scheduler = member(0, parked=(ParkedAtBroker("k", LaneStatus.PARKED, 2),))
     put(scheduler, (0, "i"), (1, "k"), (2, "k"))
-    assert (scheduler.committable(Q), scheduler.finished_ranges(Q).ranges()) == (0, [(1, 3)])
+    assert (scheduler[Q].committable, scheduler[Q].finished_ranges().ranges()) == (0, [(1, 3)])
     assert work(scheduler) == []
 
 
@@ -285,12 +283,12 @@ def test_messages_of_a_lane_that_ended_do_not_run_when_they_are_pulled_after_it(
     scheduler = pulled_after_the_lane_ended()
     runs = [run(scheduler), run(scheduler)]
     assert [each.messages for each in runs if each is not None] == [(M(2, "i"),), (M(3, "k"),)]
-    assert scheduler.committable(Q) == 2
+    assert scheduler[Q].committable == 2
 
 
 def test_without_the_end_of_the_lane_its_messages_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control of the test before."""
-    monkeypatch.setattr(LaneQueue, "lane_ended", lambda *_: None)
+    monkeypatch.setattr(LanesAside, "without_ended", lambda _, messages: messages)
     again = run(pulled_after_the_lane_ended())
     assert again is not None
     assert again.messages == (M(0, "k"), M(1, "k"))
@@ -320,7 +318,7 @@ def set_aside(scheduler: LaneScheduler[M]) -> None:
     asked = one(scheduler)
     assert isinstance(asked, ParkRequest)
     assert (asked.held, asked.failure, asked.messages[0]) == (True, Failure("why", 1), M(0, "k"))
-    lanes_of(scheduler).parked(asked, len(asked.messages), LaneStatus.HELD, now=Millis(0), pause=PAUSE)
+    answer(scheduler, asked, LaneStatus.HELD, settled=len(asked.messages))
 
 
 def test_a_held_lane_with_few_messages_stays_in_the_member() -> None:
@@ -341,10 +339,10 @@ def test_the_policy_says_how_many_messages_of_a_held_lane_wait_in_the_member(kee
 
 def test_a_held_lane_with_many_messages_gives_its_room_back_once_the_broker_has_them() -> None:
     scheduler = held()
-    assert scheduler.cached(Q).count == KEPT_MESSAGES + 1
-    assert scheduler.committable(Q) == 0, "the broker has not confirmed them"
+    assert scheduler[Q].cached().count == KEPT_MESSAGES + 1
+    assert scheduler[Q].committable == 0, "the broker has not confirmed them"
     set_aside(scheduler)
-    assert (scheduler.cached(Q).count, scheduler.committable(Q)) == (0, KEPT_MESSAGES + 1)
+    assert (scheduler[Q].cached().count, scheduler[Q].committable) == (0, KEPT_MESSAGES + 1)
     assert scheduler.view(Q).parked == (), "it is held, and needs no redrive"
 
 
@@ -454,3 +452,30 @@ def test_a_lane_that_the_broker_refuses_goes_on_here() -> None:
     found = later(scheduler)
     assert found is not None
     assert (found.messages[0], found.attempt) == (M(0, "k"), 2)
+
+
+def test_newer_messages_of_a_lane_that_was_emptied_run_after_its_message_failed() -> None:
+    scheduler = parked()
+    store(scheduler)
+    reconcile(scheduler, REDRIVEN)
+    give(scheduler, M(0, "k"))
+    failing = run(scheduler)
+    assert failing is not None
+    put(scheduler, *((offset, "k") for offset in range(2, KEPT_MESSAGES + 3)))
+    store(scheduler, status=None, settled=0)
+    scheduler.finish(failing, FAILED, now=Millis(0), reason="again")
+    found = run(scheduler)
+    assert found is not None
+    assert found.messages[0] == M(2, "k")
+
+
+def test_an_answer_from_before_a_reset_changes_nothing_after_it() -> None:
+    scheduler = parked()
+    before, asked = lanes_of(scheduler), one(scheduler)
+    scheduler.drop(Q)
+    scheduler.add(Q, QueueOffset(0), usable_until=NO_LEASE_NEEDED, broker_parks=True)
+    put(scheduler, (0, "k"), (1, "k"))
+    before.answered(asked, LaneAnswer(LaneStatus.PARKED, settled=2), now=Millis(0))
+    assert scheduler[Q].committable == 0
+    fail(scheduler)
+    assert one(scheduler) == asked
