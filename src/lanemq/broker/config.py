@@ -151,7 +151,7 @@ class BrokerOptions:
         `in_force` has the values that a running broker uses instead of those given, such as the limit that 0 stands
         for.
         """
-        found: dict[str, tuple[str, str]] = {}
+        options: dict[str, tuple[str, str]] = {}
         for each in fields(self):
             if each.name in ("monitor_required", "origins"):
                 continue  # not options by themselves: they say how others were chosen
@@ -161,8 +161,8 @@ class BrokerOptions:
             text = "" if value is None else str(value.cert) if isinstance(value, ServerTls) else str(value)
             is_set = given != default and (each.name != "monitor" or self.monitor_required)
             by_itself = UNKNOWN_ORIGIN if is_set and not self.origins else ""
-            found[each.name] = text, self.origins.get(each.name, by_itself)
-        return found
+            options[each.name] = text, self.origins.get(each.name, by_itself)
+        return options
 
 
 _MOST = {

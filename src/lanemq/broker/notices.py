@@ -74,8 +74,8 @@ class Notices:
 
     def peer_of_client(self, client_id: str) -> Peer | None:
         """A connection of a client, for messages to it."""
-        found = (self._peers.get(connection) for connection in self._members.connections_of(client_id))
-        return next((peer for peer in found if peer is not None), None)
+        peers = (self._peers.get(connection) for connection in self._members.connections_of(client_id))
+        return next((peer for peer in peers if peer is not None), None)
 
     def asks_for_reply(self, peer: Peer, client_id: str, correlation: str) -> None:
         """Note that a client has sent a message to which it waits for a reply."""

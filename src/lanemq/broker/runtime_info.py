@@ -133,13 +133,13 @@ def _sample_texts(sample: MetricSample) -> dict[str, str]:
 
 def _rates(traffic: Traffic, now: Millis, age: int) -> dict[str, str]:
     put, got, missed = (_windows(tally, now, age) for tally in (traffic.put, traffic.got, traffic.missed))
-    found = [window.times_per_second for window in got]
+    hits = [window.times_per_second for window in got]
     transferred = _rates_text(window.per_second for window in got)
     return {
         "putTps": _rates_text(window.per_second for window in put),
-        "getFoundTps": _rates_text(found),
+        "getFoundTps": _rates_text(hits),
         "getMissTps": _rates_text(window.per_second for window in missed),
-        "getTotalTps": _rates_text(hit + miss.per_second for hit, miss in zip(found, missed, strict=True)),
+        "getTotalTps": _rates_text(hit + miss.per_second for hit, miss in zip(hits, missed, strict=True)),
         "getTransferredTps": transferred,
         "getTransferedTps": transferred,
     }

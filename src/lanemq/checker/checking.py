@@ -74,9 +74,9 @@ class Checker:
         for event in batch:
             kind = event.__class__
             seen[kind] += 1
-            found = rules[kind](event)
-            if found is not None:
-                self._findings.found(found)
+            violation = rules[kind](event)
+            if violation is not None:
+                self._findings.found(violation)
         self._last = event
 
     def topic_is_sent_to(self, topic: str) -> None:
@@ -92,8 +92,8 @@ class Checker:
     def close(self) -> Findings:
         """Ends the history and returns what was found in it."""
         end = e.HistoryEvent(n=-1, t=self._last.t, process=self._last.process)
-        for found in sorted(self._settling.finish(end), key=end_order):
-            self._findings.found(found)
+        for violation in sorted(self._settling.finish(end), key=end_order):
+            self._findings.found(violation)
         if self._options.drained:
             self._findings.queues = list(self._settling.queues())
         self._findings.seen = {kind_name(kind): count for kind, count in self._seen.items() if count}

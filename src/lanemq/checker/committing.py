@@ -50,28 +50,28 @@ class CommitRules:
             self._state.count("unfenced_commits")
             return None  # a former owner, whom its broker cannot refuse; the owner reports its offset again
         asked = event.asked or event.t
-        found = self._fenced(progress, event, asked) or _suspect_accepted(progress, event, asked)
+        breach = self._fenced(progress, event, asked) or _suspect_accepted(progress, event, asked)
         if event.asked and event.asked < progress.reset_t:
-            return found  # a late line about a commit before the reset or crash
+            return breach  # a late line about a commit before the reset or crash
         by_broker = event.process.role is Role.BROKER
         if by_broker and not progress.is_recorded(event.epoch):
             self._by_unrecorded_owner(progress, event, asked)
-            return found
+            return breach
         if not by_broker:
             progress.recorded_epoch = max(progress.recorded_epoch, event.epoch)
-            found = found or _confirmed(progress, event, asked)
+            breach = breach or _confirmed(progress, event, asked)
         if event.offset < progress.committed:
-            return found or _backwards(progress, event, asked)
+            return breach or _backwards(progress, event, asked)
         unfinished, unknown = self._unfinished(progress, event, asked)
         if not by_broker or event.epoch:
-            found = found or unfinished
+            breach = breach or unfinished
             progress.passed_unknown.update(unknown)
         elif unfinished is not None or unknown:
             progress.unconfirmed = UnconfirmedCommit(event.offset, event.t, unfinished, set(unknown))
             progress.account.undecided += unfinished is not None
         progress.committed_by = event.process
         self._advance(progress, event.offset, event.t, asked)
-        return found
+        return breach
 
     def refused(self, event: CommitRefused) -> None:
         self._state.count("commit_refused")
@@ -136,7 +136,7 @@ class CommitRules:
         if low < 0:
             low = 0 if self._whole else min(progress.started, default=event.offset)
         low = max(low, progress.committed_by_any)
-        found: Violation | None = None
+        breach: Violation | None = None
         undecided, unknown = 0, list[int]()
         stored, finished, started = progress.queue.stored, progress.finished, progress.started
         forgotten = progress.forgotten(low, event.offset)
@@ -147,17 +147,17 @@ class CommitRules:
             if offset < progress.queue.trimmed and not (event.epoch and offset in started):
                 continue
             if offset in started:
-                found = found or _passed_unfinished(event, offset, done)
+                breach = breach or _passed_unfinished(event, offset, done)
             elif offset not in stored and offset not in forgotten:
                 unknown.append(offset)
             elif progress.leaves_out(offset):
-                found = found or _skipped_for_another(event, progress, offset)
+                breach = breach or _skipped_for_another(event, progress, offset)
             elif progress.may_be_done_unrecorded(offset):
                 undecided = 1
             else:
-                found = found or lost(event, progress, offset, stored[offset].id if offset in stored else "a message")
-        progress.account.undecided += undecided if found is None else 0
-        return found, unknown if event.topic in self._state.sent else []
+                breach = breach or lost(event, progress, offset, stored[offset].id if offset in stored else "a message")
+        progress.account.undecided += undecided if breach is None else 0
+        return breach, unknown if event.topic in self._state.sent else []
 
     def _advance(self, progress: GroupProgress, offset: int, t: int, asked: int) -> None:
         if offset == progress.committed:

@@ -33,22 +33,22 @@ class DeliveryRules:
             return None
         if event.epoch > progress.turn_epoch:
             progress.turn_epoch = event.epoch
-        found = self._storing.delivered(event, progress.queue) if event.id else None
+        breach = self._storing.delivered(event, progress.queue) if event.id else None
         stint = _stint(progress, event)
         if progress.parked and event.offset in progress.parked:
-            found = found or parked_turn(progress.parked[event.offset], event)
+            breach = breach or parked_turn(progress.parked[event.offset], event)
         elif event.offset < progress.committed:
-            return found or self._below_commit(progress, event)
+            return breach or self._below_commit(progress, event)
         if not event.key:
             self._keyless_turn(progress, event, stint)
-            return found
+            return breach
         lane = progress.lane(event.key)
-        return self._lane_turn(progress, lane, event, stint) or found
+        return self._lane_turn(progress, lane, event, stint) or breach
 
     def turn_end(self, event: TurnEnd) -> Violation | None:
-        stale, found = self._owning.stale_end(event)
+        stale, breach = self._owning.stale_end(event)
         if stale:
-            return found
+            return breach
         progress = self._state.progress(event)
         lane = progress.lanes.get(event.key)
         if lane is not None and lane.running is event.process:
@@ -82,28 +82,28 @@ class DeliveryRules:
 
     def _lane_turn(self, progress: GroupProgress, lane: CheckedLane, event: Turn, stint: Stint) -> Violation | None:
         offset = event.offset
-        found = None
+        breach = None
         together = False
         if lane.running is not None:
             together = event.batch != 0 and lane.running is event.process and lane.running_batch == event.batch
             if not together:
-                found = self._overlap(lane, event)
+                breach = self._overlap(lane, event)
         if not together:
             lane_continues(progress, lane, offset)
             lane.running_count = 0
-            if lane.unfinished and found is None:
-                found = _overtaking(lane, event, stint)
+            if lane.unfinished and breach is None:
+                breach = _overtaking(lane, event, stint)
         before = progress.started.get(offset)
         if before is None:
             may_be_late = offset in progress.parked or offset < progress.skipped_until <= lane.high
-            found = found or (None if may_be_late else _first(lane, event))
+            breach = breach or (None if may_be_late else _first(lane, event))
         else:
-            found = self._again(progress, lane, event, before[1], stint) or found
-        if found is None and lane.last_stint is stint and lane.last < offset:
-            found = _skipping(lane, event)
+            breach = self._again(progress, lane, event, before[1], stint) or breach
+        if breach is None and lane.last_stint is stint and lane.last < offset:
+            breach = _skipping(lane, event)
         _enter(lane, event, stint)
         progress.started[offset] = (lane, stint, event.attempt)
-        return found
+        return breach
 
     def _again(
         self, progress: GroupProgress, lane: CheckedLane, event: Turn, before: Stint, stint: Stint

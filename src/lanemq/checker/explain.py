@@ -23,14 +23,14 @@ _SHOWN = (
 _TIMES = frozenset({"asked", "until"})
 
 
-def around(files: Sequence[Path], found: Violation) -> tuple[str, ...]:
+def around(files: Sequence[Path], violation: Violation) -> tuple[str, ...]:
     """The events of the same lane and queue just before and after the violation, one line each."""
-    before, after = surroundings(HistoryReader(files).batches(), found)
-    return tuple(line(event, found) for event in [*before, *after])
+    before, after = surroundings(HistoryReader(files).batches(), violation)
+    return tuple(line(event, violation) for event in [*before, *after])
 
 
 def surroundings(
-    batches: Iterable[Sequence[HistoryEvent]], found: Violation, later: Callable[[HistoryEvent], bool] | None = None
+    batches: Iterable[Sequence[HistoryEvent]], violation: Violation, later: Callable[[HistoryEvent], bool] | None = None
 ) -> tuple[list[HistoryEvent], list[HistoryEvent]]:
     """The nearest events before the violation, itself included, and after it.
 
@@ -41,10 +41,10 @@ def surroundings(
     hit = False
     for batch in batches:
         for event in batch:
-            if not hit and event.n == found.n and event.process.name == found.process:
+            if not hit and event.n == violation.n and event.process.name == violation.process:
                 hit = True
                 before.append(event)
-            elif _concerns(event, found):
+            elif _concerns(event, violation):
                 hit = hit or (later is not None and later(event))
                 (after if hit else before).append(event)
         if len(after) >= AFTER:
@@ -80,7 +80,7 @@ def _first(report: Report) -> list[str]:
 
 def _hint(report: Report) -> list[str]:
     """A message that was never sent most often comes from a producer without a history."""
-    if not any(NEVER_SENT in found.text for found in report.violations):
+    if not any(NEVER_SENT in violation.text for violation in report.violations):
         return []
     return [
         "did every producer write a history (history=...; `lanemq send` writes none)? "
@@ -103,38 +103,38 @@ def _account(report: Report, group: str) -> str:
     )
 
 
-def _concerns(event: HistoryEvent, found: Violation) -> bool:
+def _concerns(event: HistoryEvent, violation: Violation) -> bool:
     if isinstance(event, Fault):
         return True
-    if getattr(event, "topic", None) != found.topic:
+    if getattr(event, "topic", None) != violation.topic:
         return False
-    if getattr(event, "group", found.group) != found.group and found.group:
+    if getattr(event, "group", violation.group) != violation.group and violation.group:
         return False
     key = getattr(event, "key", "")
-    if found.key and key:
-        return bool(key == found.key)
-    if isinstance(event, LeaseEvent) or not found.key:
-        return not isinstance(event, QueueLineEvent) or _in_queue(event, found)
-    return isinstance(event, QueueLineEvent) and _in_queue(event, found)
+    if violation.key and key:
+        return bool(key == violation.key)
+    if isinstance(event, LeaseEvent) or not violation.key:
+        return not isinstance(event, QueueLineEvent) or _in_queue(event, violation)
+    return isinstance(event, QueueLineEvent) and _in_queue(event, violation)
 
 
-def _in_queue(event: QueueLineEvent, found: Violation) -> bool:
-    return (event.broker, event.queue) == (found.broker, found.queue)
+def _in_queue(event: QueueLineEvent, violation: Violation) -> bool:
+    return (event.broker, event.queue) == (violation.broker, violation.queue)
 
 
-def line(event: HistoryEvent, found: Violation) -> str:
+def line(event: HistoryEvent, violation: Violation) -> str:
     """One event as text, with its time relative to the violation."""
-    mark = ">" if event.n == found.n and event.process.name == found.process else " "
+    mark = ">" if event.n == violation.n and event.process.name == violation.process else " "
     facts = msgspec.to_builtins(event)
-    fields = " ".join(_fact(name, facts[name], found) for name in _SHOWN if facts.get(name) not in (None, "", 0))
+    fields = " ".join(_fact(name, facts[name], violation) for name in _SHOWN if facts.get(name) not in (None, "", 0))
     if facts.get("offset") == 0:
         fields = f"offset=0 {fields}"
-    return f"{mark} {_millis(event.t - found.t):>16}  {event.process.name:<16} {facts['e']:<14} {fields}"
+    return f"{mark} {_millis(event.t - violation.t):>16}  {event.process.name:<16} {facts['e']:<14} {fields}"
 
 
-def _fact(name: str, value: object, found: Violation) -> str:
+def _fact(name: str, value: object, violation: Violation) -> str:
     if name in _TIMES and isinstance(value, int):
-        return f"{name}={_millis(value - found.t)}"
+        return f"{name}={_millis(value - violation.t)}"
     return f"{name}={value}"
 
 

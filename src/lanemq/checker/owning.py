@@ -148,12 +148,12 @@ class OwnershipRules:
         )
 
     def _new_owner(self, progress: GroupProgress, event: LeaseGranted) -> Violation | None:
-        found = None
+        breach = None
         if progress.owner and progress.owner != event.member:
             self._state.count("rebalance")
             until = progress.broker_until if progress.leases_by_broker else progress.member_until
             if event.t + self._slack < until:
-                found = violation(
+                breach = violation(
                     "C1",
                     event,
                     f"{event.member} got the queue {_millis(until - event.t)} before "
@@ -170,7 +170,7 @@ class OwnershipRules:
         progress.tags = None
         progress.tenure += 1
         _note_until(progress, event)
-        return found
+        return breach
 
 
 def _released_while_running(progress: GroupProgress, event: LeaseReleased) -> Violation | None:

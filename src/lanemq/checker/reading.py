@@ -374,12 +374,12 @@ def _is_event(line: bytes) -> bool:
 
 def field_types() -> dict[str, type]:
     """The fields of the format with their types; these are the columns of a Parquet history."""
-    found: dict[str, type] = {"e": str}
+    types: dict[str, type] = {"e": str}
     for kind in AnyEvent.__args__:
         for field in msgspec.structs.fields(kind):
             if field.name != "process":
-                found[field.name] = int if field.type is int else str
-    return found
+                types[field.name] = int if field.type is int else str
+    return types
 
 
 def import_parquet() -> Any:

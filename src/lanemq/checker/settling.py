@@ -90,9 +90,9 @@ class SettlingRules:
             progress.account.parked += still_parked(progress)
             for offset in self._left(progress):
                 progress.account.backlog += 1
-                found = self._judge_left(progress, offset)
-                if found is not None:
-                    yield _at(end, *found, queue=(topic, broker, number), offset=offset, group=group)
+                breach = self._judge_left(progress, offset)
+                if breach is not None:
+                    yield _at(end, *breach, queue=(topic, broker, number), offset=offset, group=group)
 
     def queues(self) -> Iterator[QueueUse]:
         """What each queue holds at the end, and which groups consume it."""

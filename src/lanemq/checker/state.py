@@ -274,10 +274,10 @@ class GroupProgress:
         """Another owner follows one without a history: what was redriven to it may be done, or run again."""
         lanes = [lane for key in self.redriven_unseen if (lane := self.lanes.get(key)) is not None]
         for lane in lanes:
-            given = {offset for offset in lane.unfinished if lane.redrive_first <= offset <= lane.redrive_last}
-            lane.unfinished -= given
-            lane.redriven_done |= given
-            self.account.undecided += bool(given)
+            redriven = {offset for offset in lane.unfinished if lane.redrive_first <= offset <= lane.redrive_last}
+            lane.unfinished -= redriven
+            lane.redriven_done |= redriven
+            self.account.undecided += bool(redriven)
 
     def forgotten(self, low: int, high: int) -> set[int]:
         """Messages from `low` to `high` of which only the place is known."""
@@ -437,29 +437,29 @@ class CheckerState:
     def queue(self, event: QueueLineEvent) -> QueueContents:
         """The queue that the event concerns."""
         name = (event.topic, event.broker, event.queue)
-        found = self.queues.get(name)
-        if found is None:
-            found = self.queues[name] = QueueContents()
-        return found
+        contents = self.queues.get(name)
+        if contents is None:
+            contents = self.queues[name] = QueueContents()
+        return contents
 
     def progress(self, event: GroupEvent | LeaseEvent) -> GroupProgress:
         """The progress of the event's group, which consumes the event's queue."""
-        found = self.effects_of(event)
-        found.consumes = found.account.consumes = True
-        return found
+        progress = self.effects_of(event)
+        progress.consumes = progress.account.consumes = True
+        return progress
 
     def effects_of(self, event: GroupEvent | LeaseEvent | TagsSubscribed) -> GroupProgress:
         """As `progress`, for a group of which perhaps only effects are known."""
         name = (event.group, event.topic, event.broker, event.queue)
-        found = self.groups.get(name)
-        if found is None:
+        progress = self.groups.get(name)
+        if progress is None:
             account = self.accounts.setdefault(event.group, GroupAccount())
             contents = self.queue(event)
-            found = self.groups[name] = GroupProgress(event.group, account, contents, contents.forgotten)
-            found.reset_t = self.deleted_t.get(event.topic, 0)
-            found.former_epoch = self.former_epochs.get(name, 0)
-            contents.groups.append(found)
-        return found
+            progress = self.groups[name] = GroupProgress(event.group, account, contents, contents.forgotten)
+            progress.reset_t = self.deleted_t.get(event.topic, 0)
+            progress.former_epoch = self.former_epochs.get(name, 0)
+            contents.groups.append(progress)
+        return progress
 
     def forget_committed(self, queue: QueueContents, t: int) -> None:
         """Forgets the messages that every known group has committed past."""

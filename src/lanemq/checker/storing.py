@@ -132,8 +132,8 @@ class StoringRules:
         if known is not None:
             return self._repeated(event, id, known)
         queue.offsets[id] = offset
-        found = self._in_line(sender, queue, event, id) if sender is not None else None
-        return found or (_other_key(key, event, id) if event.key != key else None)
+        breach = self._in_line(sender, queue, event, id) if sender is not None else None
+        return breach or (_other_key(key, event, id) if event.key != key else None)
 
     def _sent_key(self, event: Sighting, id: str) -> str:
         """The key of a delayed message; of one whose send is not known, the key that it is first seen with."""

@@ -73,9 +73,9 @@ class Violation:
     group: str = ""
 
 
-def end_order(found: Violation) -> tuple[str, str, str, int, int]:
+def end_order(breach: Violation) -> tuple[str, str, str, int, int]:
     """The order of violations that show only at the end of a history."""
-    return found.group, found.topic, found.broker, found.queue, found.offset
+    return breach.group, breach.topic, breach.broker, breach.queue, breach.offset
 
 
 def queue_text(broker: str, queue: int) -> str:
@@ -216,7 +216,7 @@ class Findings:
 
     def add_untouched(self, t: int, process: str) -> None:
         """Adds a violation for every queue that a group of its topic never touched; the run ended at `t`."""
-        ended = [found for found in self.violations if found.n < 0]
+        ended = [breach for breach in self.violations if breach.n < 0]
         groups: dict[str, set[str]] = {}
         for use in self.queues:
             groups.setdefault(use.topic, set()).update(use.groups)
@@ -227,7 +227,7 @@ class Findings:
                 _add(self.counts, {"L1": 1})
                 self.accounts.setdefault(group, GroupAccount()).backlog += end - start
         ended.sort(key=end_order)
-        self.violations = [*(found for found in self.violations if found.n >= 0), *ended][:MAX_VIOLATIONS]
+        self.violations = [*(breach for breach in self.violations if breach.n >= 0), *ended][:MAX_VIOLATIONS]
 
     def coverage(self) -> dict[str, int]:
         counted = {name: self.seen.get(kind, 0) for name, kind in _BY_KIND.items()}

@@ -188,7 +188,7 @@ def _foreign_builtins(value: Any) -> Any:
 
 def _pydantic_dataclasses(value: Any) -> set[type]:
     """The dataclasses of Pydantic in a value. Models write what they contain themselves."""
-    found, seen, left = set[type](), set[int](), [value]
+    classes, seen, left = set[type](), set[int](), [value]
     for each in left:  # which grows
         kind = type(each)
         if id(each) in seen:
@@ -199,10 +199,10 @@ def _pydantic_dataclasses(value: Any) -> set[type]:
             left += () if _SIMPLE.issuperset(map(type, inside)) else inside
         elif _is_model(kind):
             if "__is_pydantic_dataclass__" in vars(kind):
-                found.add(kind)
+                classes.add(kind)
         elif kind not in _SIMPLE:
             left += [getattr(each, name, None) for name in _fields(kind)]
-    return found
+    return classes
 
 
 @lru_cache(maxsize=256)
@@ -261,11 +261,11 @@ def _names_read(model: Any, name: str, field: Any) -> set[str]:
 
 def _renames_itself(model: Any) -> bool:
     """Whether the model has code that writes or reads it as a whole, which may use other names."""
-    found = getattr(model, "__pydantic_decorators__", None)
-    if found is None:
+    decorators = getattr(model, "__pydantic_decorators__", None)
+    if decorators is None:
         return False
-    early = any(each.info.mode != "after" for each in found.model_validators.values())
-    return early or bool(found.model_serializers)
+    early = any(each.info.mode != "after" for each in decorators.model_validators.values())
+    return early or bool(decorators.model_serializers)
 
 
 _NO_NUMBERS = frozenset({str, int, bool, bytes, type(None)})
@@ -292,9 +292,9 @@ def _non_finite(value: Any) -> float | None:
 
 def _fields(kind: type) -> Iterable[str]:
     for known in ("__struct_fields__", "__dataclass_fields__", "model_fields"):
-        found: Iterable[str] | None = getattr(kind, known, None)
-        if found:
-            return found
+        names: Iterable[str] | None = getattr(kind, known, None)
+        if names:
+            return names
     return ()
 
 
@@ -366,9 +366,9 @@ def _pydantic_decoder(wanted: Any) -> Decode:
         _refuse(wanted, f"Pydantic cannot make it: {str(error).splitlines()[0]}")
 
     def explain(error: Any) -> CodecError:
-        found = error.errors(include_url=False, include_context=False)
-        is_json = all(each["type"] != "json_invalid" for each in found)
-        return _undecoded(wanted, "; ".join(map(_problem, found)), is_json=is_json)
+        problems = error.errors(include_url=False, include_context=False)
+        is_json = all(each["type"] != "json_invalid" for each in problems)
+        return _undecoded(wanted, "; ".join(map(_problem, problems)), is_json=is_json)
 
     return checked_decoder(validate, (pydantic.ValidationError,), explain)
 
@@ -380,9 +380,9 @@ def _undecoded(wanted: Any, why: str, *, is_json: bool) -> CodecError:
     return CodecError(f"the body is not JSON: {why}")
 
 
-def _problem(found: dict[str, Any]) -> str:
-    place = ".".join(map(str, found["loc"]))
-    return f"{place}: {found['msg']}" if place else str(found["msg"])
+def _problem(problem: dict[str, Any]) -> str:
+    place = ".".join(map(str, problem["loc"]))
+    return f"{place}: {problem['msg']}" if place else str(problem["msg"])
 
 
 def _is_model(kind: type) -> bool:
@@ -402,19 +402,19 @@ def _foreign_types(wanted: Any) -> Iterator[type]:
         yield from named
         return
     try:
-        found = [inspect.type_info(wanted)]
+        types = [inspect.type_info(wanted)]
     except (TypeError, ValueError, NameError) as error:
         _refuse(wanted, str(error))
     seen = set[int]()
-    while found:
-        at = found.pop()
+    while types:
+        at = types.pop()
         if id(at) in seen:
             continue
         seen.add(id(at))
         if isinstance(at, inspect.CustomType) or (isinstance(at, inspect.DataclassType) and _is_model(at.cls)):
             yield at.cls
         for name in at.__struct_fields__:
-            found += _type_infos(getattr(at, name))
+            types += _type_infos(getattr(at, name))
 
 
 def _type_infos(value: Any) -> list[Any]:

@@ -40,10 +40,10 @@ def producer_id(mirror: str, source: MessageQueue) -> str:
 
 def origin_of(text: str, topic: str) -> CopyOrigin | None:
     """The origin among a message's properties; None if it is not a copy."""
-    found = _ORIGIN.fullmatch(find_property(text, LANE_ORIGIN) or "")
-    if found is None:
+    match = _ORIGIN.fullmatch(find_property(text, LANE_ORIGIN) or "")
+    if match is None:
         return None
-    mirror, queue_id, offset, broker = found.groups()
+    mirror, queue_id, offset, broker = match.groups()
     return CopyOrigin(mirror, MessageQueue(topic, broker, int(queue_id)), int(offset))
 
 
@@ -51,14 +51,14 @@ def original_place(text: str, topic: str) -> OriginalPlace | None:
     """The place of a copy's original, by its properties; None if a mirror did not make it."""
     if LANE_PLACE not in text:
         return None
-    found, origin, stamp = (
+    match, origin, stamp = (
         _PLACE.fullmatch(find_property(text, LANE_PLACE) or ""),
         origin_of(text, topic),
         find_stamp(text),
     )
-    if found is None or origin is None or stamp is None or stamp.producer != producer_id(origin.mirror, origin.queue):
+    if match is None or origin is None or stamp is None or stamp.producer != producer_id(origin.mirror, origin.queue):
         return None
-    queue_id, position, stored_ms, sent_to, broker = found.groups()
+    queue_id, position, stored_ms, sent_to, broker = match.groups()
     if sent_to != topic:
         return None
     return OriginalPlace(MessageQueue(topic, broker, int(queue_id)), int(position), int(stored_ms))

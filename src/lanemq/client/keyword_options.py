@@ -30,9 +30,9 @@ Wait = Annotated[float, Meta(ge=0, le=MAX_SECONDS, description="a number of seco
 """0 does not wait."""
 
 
-def refuse_unknown(given: Iterable[str], known: Iterable[str], whose: str) -> None:
+def refuse_unknown(names: Iterable[str], known: Iterable[str], whose: str) -> None:
     """Raises `InvalidOption` for names that are not options, and suggests the nearest one."""
-    wrong = [name for name in given if name not in set(known)]
+    wrong = [name for name in names if name not in set(known)]
     if not wrong:
         return
     import difflib  # only mistakes need it
@@ -58,23 +58,23 @@ def problems_of(options: Any) -> list[str]:
         value = getattr(options, name)
         if not any(_allows(choice, value) for choice in choices):
             # A secret in the wrong place must not appear in an error.
-            given = "" if Credentials in choices else f"={shown(value)}"
-            problems.append(f"{name}{given} must be {' or '.join(_described(choice) for choice in choices)}")
+            shown_value = "" if Credentials in choices else f"={shown(value)}"
+            problems.append(f"{name}{shown_value} must be {' or '.join(_described(choice) for choice in choices)}")
     return problems
 
 
-def opened_history(given: object, client_id: str, clock: Clock, role: Role) -> History:
+def opened_history(target: object, client_id: str, clock: Clock, role: Role) -> History:
     """The history itself, or the one opened in the folder that is given; `None` records nothing."""
-    if given is None:
+    if target is None:
         return NO_HISTORY
-    if isinstance(given, History):
-        return given
-    if not isinstance(given, (str, os.PathLike)):
-        raise InvalidOption(f"history={shown(given)} is not a folder: give the path of one, or None")
+    if isinstance(target, History):
+        return target
+    if not isinstance(target, (str, os.PathLike)):
+        raise InvalidOption(f"history={shown(target)} is not a folder: give the path of one, or None")
     try:
-        return open_history(Path(given), client_id, nanoseconds_of(clock), role=role, machine=machine_of(clock))
+        return open_history(Path(target), client_id, nanoseconds_of(clock), role=role, machine=machine_of(clock))
     except OSError as error:
-        raise InvalidOption(f"history={str(given)!r} cannot be written to: {error}; give another folder") from None
+        raise InvalidOption(f"history={str(target)!r} cannot be written to: {error}; give another folder") from None
 
 
 @cache

@@ -209,12 +209,12 @@ class Message(MessageBase):
             check_kind("sent_at", sent_at, datetime, "a datetime")
         text = None if key is None else key_text(key)
         named = {PropertyName.KEY: text, PropertyName.TAGS: tag, PropertyName.KEYS: " ".join(keys) or None}
-        found = {**(properties or {}), **{name: given for name, given in named.items() if given is not None}}
-        found.setdefault(PropertyName.UNIQUE_ID, f"FAKE{queue:04X}{offset:024X}")
+        all_properties = {**(properties or {}), **{name: entry for name, entry in named.items() if entry is not None}}
+        all_properties.setdefault(PropertyName.UNIQUE_ID, f"FAKE{queue:04X}{offset:024X}")
         using = codec_named(codec)
         body = using.encode(value)
         at = 0 if sent_at is None else round(sent_at.timestamp() * 1000)
-        tail = build_tail(body, topic.encode(), encode_properties(found).encode())
+        tail = build_tail(body, topic.encode(), encode_properties(all_properties).encode())
         record = seal_record(
             tail, body_crc(body), queue, 0, offset, offset * 1024, 0, at, NO_HOST, at, NO_HOST, attempt - 1
         )

@@ -113,8 +113,8 @@ def credentials_of(
     if user is None and secret is None:
         return None
     if user is None or secret is None:
-        given, missing = names if secret is None else names[::-1]
-        raise InvalidOption(f"{given} is set and {missing} is not: set both, or neither")
+        present, missing = names if secret is None else names[::-1]
+        raise InvalidOption(f"{present} is set and {missing} is not: set both, or neither")
     return Credentials(user, secret, token)
 
 

@@ -110,14 +110,14 @@ def look_up(topic: str, servers: Sequence[Address], known: Iterable[MessageQueue
     `known` are queues that this client already uses for keys. If all brokers of a topic are away, name servers say that
     it does not exist; the route then has no queues, and messages wait for the brokers.
     """
-    found = read_route((yield None, route_request(topic)))
-    if found is not None and (found.order_topic_conf or any(each.lane_features for each in found.broker_datas)):
-        return found
+    route = read_route((yield None, route_request(topic)))
+    if route is not None and (route.order_topic_conf or any(each.lane_features for each in route.broker_datas)):
+        return route
     brokers = {queue.broker for queue in known}
     # A name server that was away when the layout was set does not know it; one that knows it is enough.
     layout = yield from read_layout(topic, () if brokers else servers)
-    if found is not None:
-        return replace(found, order_topic_conf=layout)
+    if route is not None:
+        return replace(route, order_topic_conf=layout)
     brokers |= {queue.broker for queue in parse_layout(topic, layout) or ()}
     if not brokers:
         return None
@@ -148,15 +148,15 @@ def read_layout(topic: str, servers: Iterable[Address] = ()) -> Steps[str]:
 
 def ensure(topic: NewTopic, servers: Sequence[Address]) -> Steps[bool]:
     """Creates the topic if it does not exist; true if so. Raises `UsageError` if it exists with other settings."""
-    found = yield from look_up(topic.name, servers)
-    if found is None:
+    route = yield from look_up(topic.name, servers)
+    if route is None:
         masters = yield from _masters_for(topic)
         # The order first: a program that sees the topic between two requests must not find it unordered.
         if topic.ordered:
             yield from put_layout(topic.name, _layout_of(topic, masters), servers)
         yield from _create_on(topic, masters)
         return True
-    _compare(topic, found)
+    _compare(topic, route)
     return False
 
 
@@ -249,9 +249,9 @@ def _create_on(topic: NewTopic, masters: Masters) -> Steps[None]:
         checked((yield address, Command(RequestCode.UPDATE_AND_CREATE_TOPIC, 0, ext=ext)))
 
 
-def _compare(wanted: NewTopic, found: TopicRouteData) -> None:
-    counts = {each.write_queue_nums for each in found.queue_datas if each.perm & PERM_WRITE}
-    is_ordered = bool(found.order_topic_conf)
+def _compare(wanted: NewTopic, route: TopicRouteData) -> None:
+    counts = {each.write_queue_nums for each in route.queue_datas if each.perm & PERM_WRITE}
+    is_ordered = bool(route.order_topic_conf)
     same_count = wanted.queues is None or counts <= {wanted.queues}
     if is_ordered == bool(wanted.ordered) and same_count:
         return
@@ -297,11 +297,11 @@ def layout_in(reply: Command) -> str:
 
 def read_masters(reply: Command) -> Masters:
     """Every broker name with its master's address, and whether it is a LaneMQ broker."""
-    found: Masters = {}
+    masters: Masters = {}
     for name, data in sorted(ClusterInfo.decode(checked(reply).body).broker_addr_table.items()):
         if MASTER in data.broker_addrs:
-            found[name] = (parse_address(data.broker_addrs[MASTER]), data.lane_features > 0)
-    return found
+            masters[name] = (parse_address(data.broker_addrs[MASTER]), data.lane_features > 0)
+    return masters
 
 
 def read_replicas(reply: Command) -> dict[str, tuple[Address, ...]]:

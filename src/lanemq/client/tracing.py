@@ -96,5 +96,5 @@ def _of_turn(messages: Sequence[Message], group: str) -> dict[str, Any]:
 
 
 def _link(sender: context.Context) -> trace.Link | None:
-    found = trace.get_current_span(sender).get_span_context()
-    return trace.Link(found) if found.is_valid else None
+    span_context = trace.get_current_span(sender).get_span_context()
+    return trace.Link(span_context) if span_context.is_valid else None

@@ -70,14 +70,14 @@ SELECT_ONE = Statement("SELECT 1")
 """Fails in a transaction that PostgreSQL has aborted."""
 
 
-def libraries_of(given: Any) -> list[str]:
+def libraries_of(value: Any) -> list[str]:
     """The packages that define an object's class and its base classes."""
-    return [kind.__module__.partition(".")[0] for kind in type(given).__mro__ if kind.__module__ != "builtins"]
+    return [kind.__module__.partition(".")[0] for kind in type(value).__mro__ if kind.__module__ != "builtins"]
 
 
-def not_a_database(given: Any) -> InvalidOption:
+def not_a_database(value: Any) -> InvalidOption:
     return InvalidOption(
-        f"{type(given).__qualname__} is nothing that `once` can write with: pass a SQLAlchemy engine, session or "
+        f"{type(value).__qualname__} is nothing that `once` can write with: pass a SQLAlchemy engine, session or "
         "connection, a DB-API connection, a pool of psycopg, or a function that opens one; use `async with` for those "
         "that are awaited, and `with` for the others"
     )
@@ -117,6 +117,6 @@ def check_status(connection: Any) -> None:
             )
 
 
-def plain_rows(found: Any) -> Rows:
+def plain_rows(rows: Any) -> Rows:
     """Rows as tuples, whatever the connection's row factory makes of them."""
-    return [tuple(row.values()) if isinstance(row, Mapping) else tuple(row) for row in found]
+    return [tuple(row.values()) if isinstance(row, Mapping) else tuple(row) for row in rows]

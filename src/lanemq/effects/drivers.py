@@ -29,52 +29,58 @@ from lanemq.model.errors import UsageError
 POSTGRESQL_DRIVERS = frozenset({"psycopg", "psycopg2", "pg8000", "pgdb"})
 
 
-async def open_database(given: Any, *, awaited: bool) -> EffectDatabase:
+async def open_database(source: Any, *, awaited: bool) -> EffectDatabase:
     """The adapter for an object that can reach a database, opened if it has to be.
 
     `awaited`: whether `once` was entered with `async with`, or `forget_async` was called.
     """
-    found = _adapter(given, awaited)
-    if found is not None:
-        return found
-    libraries = libraries_of(given)
+    adapter = _adapter(source, awaited)
+    if adapter is not None:
+        return adapter
+    libraries = libraries_of(source)
     give_back: Callable[[Any], Any] = _close
-    if "psycopg_pool" in libraries and hasattr(given, _entered_with(awaited)):
-        opened, give_back = given.getconn(), given.putconn
-    elif awaited and "asyncpg" in libraries and hasattr(given, "acquire"):
-        opened, give_back = given.acquire(), given.release
-    elif callable(given) and not isinstance(given, sqlite3.Connection):  # which can be called, to no purpose here
-        opened = given()
+    if "psycopg_pool" in libraries and hasattr(source, _entered_with(awaited)):
+        opened, give_back = source.getconn(), source.putconn
+    elif awaited and "asyncpg" in libraries and hasattr(source, "acquire"):
+        opened, give_back = source.acquire(), source.release
+    elif callable(source) and not isinstance(source, sqlite3.Connection):  # which can be called, to no purpose here
+        opened = source()
     else:
-        raise not_a_database(given)
+        raise not_a_database(source)
     if awaited and inspect.isawaitable(opened):
         opened = await opened
-    found = _adapter(opened, awaited, partial(give_back, opened))
-    if found is None:
+    adapter = _adapter(opened, awaited, partial(give_back, opened))
+    if adapter is None:
         raise not_a_database(opened)
-    return found
+    return adapter
 
 
 def _close(connection: Any) -> Any:
     return connection.close()
 
 
-def _adapter(given: Any, awaited: bool, give_back: Callable[[], Any] | None = None) -> EffectDatabase | None:
-    libraries = libraries_of(given)
+def _adapter(connection: Any, awaited: bool, give_back: Callable[[], Any] | None = None) -> EffectDatabase | None:
+    libraries = libraries_of(connection)
     if "sqlalchemy" in libraries:
         from lanemq.effects.sqlalchemy_drivers import sqlalchemy_database
 
-        return sqlalchemy_database(given, awaited, give_back)
-    if "psycopg" in libraries and hasattr(given, "pgconn") and hasattr(given, _entered_with(awaited)):
-        return _Psycopg(given, give_back)
+        return sqlalchemy_database(connection, awaited, give_back)
+    if "psycopg" in libraries and hasattr(connection, "pgconn") and hasattr(connection, _entered_with(awaited)):
+        return _Psycopg(connection, give_back)
     if awaited:
-        if "asyncpg" in libraries and hasattr(given, "is_in_transaction"):
-            return _Asyncpg(given, give_back)
-        return _Sqlite(given, give_back) if "aiosqlite" in libraries and hasattr(given, "in_transaction") else None
-    if isinstance(given, sqlite3.Connection):
-        return _Sqlite(given, give_back)
-    if all(hasattr(given, name) for name in ("cursor", "commit", "rollback")) and not hasattr(given, "__aenter__"):
-        return _DbApi(given, give_back)
+        if "asyncpg" in libraries and hasattr(connection, "is_in_transaction"):
+            return _Asyncpg(connection, give_back)
+        return (
+            _Sqlite(connection, give_back)
+            if "aiosqlite" in libraries and hasattr(connection, "in_transaction")
+            else None
+        )
+    if isinstance(connection, sqlite3.Connection):
+        return _Sqlite(connection, give_back)
+    if all(hasattr(connection, name) for name in ("cursor", "commit", "rollback")) and not hasattr(
+        connection, "__aenter__"
+    ):
+        return _DbApi(connection, give_back)
     return None
 
 

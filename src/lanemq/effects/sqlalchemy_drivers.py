@@ -27,17 +27,17 @@ from lanemq.model.errors import UsageError
 _DIALECTS = {"sqlite": Dialect.SQLITE, "postgresql": Dialect.POSTGRESQL}
 
 
-def sqlalchemy_database(given: Any, awaited: bool, give_back: Callable[[], Any] | None) -> EffectDatabase | None:
-    handle = given
-    match given:
+def sqlalchemy_database(connection: Any, awaited: bool, give_back: Callable[[], Any] | None) -> EffectDatabase | None:
+    handle = connection
+    match connection:
         case Engine() | AsyncEngine():
-            handle = AsyncSession(given) if isinstance(given, AsyncEngine) else Session(given)
+            handle = AsyncSession(connection) if isinstance(connection, AsyncEngine) else Session(connection)
             give_back = handle.close
         case sessionmaker() | async_sessionmaker():
-            handle = given()
+            handle = connection()
             give_back = handle.close
         case scoped_session():
-            handle = given()
+            handle = connection()
     kinds = (AsyncSession, AsyncConnection) if awaited else (Session, Connection)
     return _Sqlalchemy(handle, give_back) if isinstance(handle, kinds) else None
 
@@ -86,8 +86,8 @@ class _Sqlalchemy(EffectDatabase):
 
 def _blocking(connection: Any) -> Connection:
     """The connection itself, or the one inside a connection that is awaited."""
-    found: Connection = getattr(connection, "sync_connection", connection)
-    return found
+    blocking: Connection = getattr(connection, "sync_connection", connection)
+    return blocking
 
 
 def _driver(connection: Any) -> Any:

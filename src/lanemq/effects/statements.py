@@ -89,8 +89,8 @@ class EffectTables:
     # creating them
 
     def creation(self) -> list[Statement]:
-        found = [] if self.dialect is not Dialect.POSTGRESQL else [f"SELECT pg_advisory_xact_lock({_SCHEMA_LOCK})"]
-        return [*map(Statement, found), *map(Statement, self.definition())]
+        statements = [] if self.dialect is not Dialect.POSTGRESQL else [f"SELECT pg_advisory_xact_lock({_SCHEMA_LOCK})"]
+        return [*map(Statement, statements), *map(Statement, self.definition())]
 
     def definition(self) -> list[str]:
         """What creates both tables, if they do not exist."""

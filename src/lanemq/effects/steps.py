@@ -66,7 +66,7 @@ async def begin_effect(database: EffectDatabase, tables: EffectTables, batch: Ef
         try:
             if reading:
                 await database.execute(tables.write_lock())
-            found = await database.execute(tables.locked_epoch(batch.scope, batch.epoch, first, batch.expiry_hour))
+            rows = await database.execute(tables.locked_epoch(batch.scope, batch.epoch, first, batch.expiry_hour))
         except Exception as error:
             await database.roll_back()
             if created:
@@ -74,12 +74,12 @@ async def begin_effect(database: EffectDatabase, tables: EffectTables, batch: Ef
             await _create(database, tables, error)
             created = True
             continue
-        highest = found[0][0] if found else None
+        highest = rows[0][0] if rows else None
         owner = judge_owner(highest, batch.epoch)
         if owner is EffectOwner.CURRENT:
             unknown = await _unknown_queues(database, tables, batch)
             if not unknown:
-                taken = len(found[0]) > 1 and found[0][1]
+                taken = len(rows[0]) > 1 and rows[0][1]
                 await _take_places(database, tables, batch, others if taken else [first, *others])
                 return
             await database.roll_back()
@@ -155,8 +155,8 @@ async def _take_place(
     upsert = tables.take_place(lane, batch.expiry_hour)
     if upsert is not None and await database.execute(upsert):
         return None
-    found = await database.execute(tables.locked_place(lane.queue, lane.lane))
-    applied = LogPlace(*found[0]) if found else None
+    rows = await database.execute(tables.locked_place(lane.queue, lane.lane))
+    applied = LogPlace(*rows[0]) if rows else None
     if judge_effect(applied, lane.first) is not NEW:
         return applied
     await database.execute(tables.store_place(lane, batch.expiry_hour, applied is not None))
@@ -198,11 +198,11 @@ async def forget_effects(
 ) -> None:
     """Deletes what the tables know of one lane, or of all lanes of a topic."""
     try:
-        found = await _transact(database, [tables.queues(group, topic)])
+        rows = await _transact(database, [tables.queues(group, topic)])
     except Exception as error:  # noqa: BLE001 - raised again unless the tables were missing
         await _create(database, tables, error)
         return
-    queues = sorted({unordered.number, *(row[0] for row in found)})
+    queues = sorted({unordered.number, *(row[0] for row in rows)})
     await _transact(
         database,
         [

@@ -258,7 +258,7 @@ def effect_batch(messages: tuple[Message, ...], expiry_hour: int) -> EffectBatch
         PendingEffect(scopes[queue].number, lane_name(each.key), place, source.redriven)
         for each, (queue, place) in zip(messages, places, strict=True)
     )
-    originals = tuple(found for queue, found in sorted(scopes.items()) if queue != source.queue)
+    originals = tuple(original for queue, original in sorted(scopes.items()) if queue != source.queue)
     return EffectBatch(scope, source.epoch, effects, messages, expiry_hour, originals)
 
 

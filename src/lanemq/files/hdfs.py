@@ -43,8 +43,8 @@ class HdfsPath(RemotePath):
             return False
 
     def iterdir(self) -> Iterator[Self]:
-        for found in list(self._client.list_status(self.full)):
-            yield self / found.path.rpartition("/")[2]
+        for status in list(self._client.list_status(self.full)):
+            yield self / status.path.rpartition("/")[2]
 
     def read_bytes(self) -> bytes:
         return bytes(self._client.read(self.full).read())
@@ -81,10 +81,10 @@ class HdfsPath(RemotePath):
 
     def files_below(self) -> Iterator[tuple[Self, int]]:
         try:
-            found = list(self._client.list_status(self.full, recursive=True))
+            statuses = list(self._client.list_status(self.full, recursive=True))
         except FileNotFoundError:
             return
-        for each in found:
+        for each in statuses:
             if not each.isdir:
                 yield replace(self, key=each.path.strip("/")), each.length
 

@@ -48,8 +48,8 @@ class ObjectPath(RemotePath):
 
     def iterdir(self) -> Iterator[Self]:
         with _reached(self):
-            found = self._store.list_with_delimiter(self.key)
-        keys = [*(each["path"] for each in found["objects"]), *found["common_prefixes"]]
+            listing = self._store.list_with_delimiter(self.key)
+        keys = [*(each["path"] for each in listing["objects"]), *listing["common_prefixes"]]
         for key in keys:
             # Hadoop marks an empty folder by an object with the folder's name.
             if key.strip("/") != self.key:
@@ -96,8 +96,8 @@ class ObjectPath(RemotePath):
 
     def files_below(self) -> Iterator[tuple[Self, int]]:
         with _reached(self):
-            found = [each for part in self._store.list(self.key) for each in part]
-        for each in found:
+            objects = [each for part in self._store.list(self.key) for each in part]
+        for each in objects:
             if not each["path"].endswith("/"):
                 yield replace(self, key=each["path"]), each["size"]
 

@@ -124,8 +124,8 @@ class RealDisk:
         old.rename(new)
 
     def free_space(self, path: Path) -> tuple[int, int]:
-        found = os.statvfs(path)
-        return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+        volume = os.statvfs(path)
+        return volume.f_bavail * volume.f_frsize, volume.f_blocks * volume.f_frsize
 
 
 def write_fully(disk: Disk, fd: int, data: bytes | bytearray, offset: int) -> None:

@@ -22,7 +22,7 @@ from lanemq._fast import compiled
 from lanemq.log.commit_log import CommitLog, Segment
 from lanemq.log.filesystem import NO_SPACE, Disk, write_fully
 from lanemq.log.record_bytes import RecordFacts, facts_of, size_at, store_time_at
-from lanemq.log.recovery import Found, scan
+from lanemq.log.recovery import IntactRecord, scan
 from lanemq.model.errors import DiskFull, StorageError
 from lanemq.wire.properties import PropertyName, find_property
 from lanemq.wire.record import HEAD_BYTES
@@ -55,9 +55,9 @@ def scan_keys(buffer: bytes, position: int) -> tuple[bytes, bytes, int]:
     hashes, positions, at = array("I"), array("Q"), 0
     scopes: dict[bytes, int] = {}
     while (size := size_at(buffer, at, position + at)) > 0:
-        found = _usual_hashes(buffer, at, size, scopes) or _hashes_of(facts_of(buffer, at))
-        hashes.extend(found)
-        positions.extend([position + at] * len(found))
+        of_record = _usual_hashes(buffer, at, size, scopes) or _hashes_of(facts_of(buffer, at))
+        hashes.extend(of_record)
+        positions.extend([position + at] * len(of_record))
         at += size
     if byteorder == "little":
         hashes.byteswap()
@@ -209,9 +209,9 @@ class KeyIndex:
         for part in scan(self._log, growing.end, window=min(max(max_bytes, 1 << 16), 1 << 22)):
             if part.position >= limit:
                 break
-            if isinstance(part, Found):
+            if isinstance(part, IntactRecord):
                 self._add(growing, part)
-            growing.end = part.position + (part.size if isinstance(part, Found) else part.length)
+            growing.end = part.position + (part.size if isinstance(part, IntactRecord) else part.length)
         self._finish_if_full(growing, segment)
         return True
 
@@ -230,14 +230,14 @@ class KeyIndex:
         until = self._visible_end()
         while (self._growing is None or self._growing.end < until) and self.advance(STEP_BYTES):
             pass
-        found: list[bytes] = []
+        records: list[bytes] = []
         for position in islice(self._candidates(key_hash(topic, key), begin, end), MAX_CANDIDATES):
-            if len(found) >= limit:
+            if len(records) >= limit:
                 break
             record = self._matching(position, topic, key, begin, end) if position >= oldest else None
-            if record is not None and record not in found[-1:]:
-                found.append(record)
-        return found
+            if record is not None and record not in records[-1:]:
+                records.append(record)
+        return records
 
     def forget(self, segments: Sequence[Segment]) -> None:
         """Drop the arrays of deleted segments."""
@@ -272,9 +272,9 @@ class KeyIndex:
         self._growing = None
         self._saved_end = 0
 
-    def _add(self, arrays: KeyArrays, found: Found) -> None:
-        facts = facts_of(found.buffer, found.start)
-        arrays.add(facts.topic, keys_of(facts.properties), found.position)
+    def _add(self, arrays: KeyArrays, record: IntactRecord) -> None:
+        facts = facts_of(record.buffer, record.start)
+        arrays.add(facts.topic, keys_of(facts.properties), record.position)
 
     def _save(self, arrays: KeyArrays) -> None:
         self._write(self._path(arrays.start), arrays)
@@ -332,7 +332,7 @@ class KeyIndex:
         for part in scan(self._log, segment.start):
             if part.position >= segment.end:
                 break
-            if isinstance(part, Found):
+            if isinstance(part, IntactRecord):
                 self._add(arrays, part)
         arrays.end = segment.end
         self._save(arrays)

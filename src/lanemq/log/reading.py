@@ -190,14 +190,14 @@ def stretches(entries: Sequence[Entry]) -> list[tuple[int, int]]:
     first, last = entries[0], entries[-1]
     if last[0] + last[1] - first[0] == sum([entry[1] for entry in entries]):
         return [(0, len(entries))]
-    found = []
+    ranges = []
     begin, reach = 0, first[0] + _NEAR_BYTES
     for i, (position, size, _tag, _check) in enumerate(entries):
         if position > reach:
-            found.append((begin, i))
+            ranges.append((begin, i))
             begin = i
         reach = position + size + _NEAR_BYTES
-    return [*found, (begin, len(entries))]
+    return [*ranges, (begin, len(entries))]
 
 
 @compiled

@@ -146,5 +146,5 @@ def index_runs(buffer: bytes, position: int, dropped: Mapping[bytes, int]) -> tu
         newest = max(newest, store_time_at(buffer, at))
         count += 1
         at += size
-    found = [(topic, queue_id, first, bytes(entries)) for (topic, queue_id), (first, entries) in runs.items()]
-    return found, count, newest, at
+    queues = [(topic, queue_id, first, bytes(entries)) for (topic, queue_id), (first, entries) in runs.items()]
+    return queues, count, newest, at

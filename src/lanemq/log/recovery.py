@@ -44,7 +44,7 @@ OnRecords = Callable[[bytes, int], None]
 """Gets intact records back to back: a buffer, and how many bytes at its start they take."""
 
 
-class Found(NamedTuple):
+class IntactRecord(NamedTuple):
     """An intact record, at `start` of `buffer`."""
 
     position: int
@@ -62,7 +62,7 @@ class Damaged(NamedTuple):
     reason: str
 
 
-def scan(log: CommitLog, position: int, window: int = _WINDOW) -> Iterator[Found | Damaged]:
+def scan(log: CommitLog, position: int, window: int = _WINDOW) -> Iterator[IntactRecord | Damaged]:
     """Every record and every damaged range from a position to the end of the log, in order."""
     for segment, end in _parts(log):
         if position < segment.start:
@@ -92,10 +92,12 @@ def shows_synced(log: CommitLog, position: int) -> bool:
     """
     if log.segments and position <= log.segments[-1].start:
         return True
-    return any(isinstance(part, Found) and is_marked_synced(part.buffer, part.start) for part in scan(log, position))
+    return any(
+        isinstance(part, IntactRecord) and is_marked_synced(part.buffer, part.start) for part in scan(log, position)
+    )
 
 
-def _scan_part(log: CommitLog, position: int, end: int, at_once: int) -> Iterator[Found | Damaged]:
+def _scan_part(log: CommitLog, position: int, end: int, at_once: int) -> Iterator[IntactRecord | Damaged]:
     window, base = b"", position
     while position < end:
         size = size_at(window, position - base, position)
@@ -104,7 +106,7 @@ def _scan_part(log: CommitLog, position: int, end: int, at_once: int) -> Iterato
             window, base = _read(log, position, asked), position
             continue
         if size > 0:
-            yield Found(position, size, window, position - base)
+            yield IntactRecord(position, size, window, position - base)
             position += size
             continue
         after = _next_record(log, position + 1, end)

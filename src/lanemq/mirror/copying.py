@@ -74,7 +74,7 @@ class MirrorOptions:
     """Identifies the mirror; by default it follows from the two servers, and is the same in both directions. A mirror
     of another name starts from the beginning, and copies what this one has copied again."""
     skip_missing: bool = False
-    """Go on behind messages that retention removed from the source before they were copied."""
+    """Continue behind messages that retention removed from the source before they were copied."""
     source_security: SecuritySettings | None = None
     target_security: SecuritySettings | None = None
 
@@ -364,10 +364,10 @@ class _Session:
             topic.marked.clear()
 
     def _check_complete(self, source: MessageQueue, expected: int, messages: list[Message]) -> None:
-        found = messages[0].queue_offset if messages else self._source.position(source)
-        if found == expected:
+        first = messages[0].queue_offset if messages else self._source.position(source)
+        if first == expected:
             return
-        text = f"{source}: messages {expected} to {found - 1} were deleted at the source before they were copied"
+        text = f"{source}: messages {expected} to {first - 1} were deleted at the source before they were copied"
         if not self._options.skip_missing:
             raise MissingMessages(f"{text}; to continue without them: --skip-missing")
         log.warning("%s", text)

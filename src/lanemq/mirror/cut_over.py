@@ -131,12 +131,12 @@ class CutOver:
         return report.left == 0, f"{report.copied} messages copied, {report.left} left"
 
     def _verified(self) -> tuple[bool, str]:
-        found = compare(self._options)
-        if found.equal:
-            return True, f"{found.messages} messages of {found.keys} keys are equal"
-        if found.differences:
-            return False, found.differences[0]
-        return False, f"{found.not_copied} messages are not copied: does a producer still send?"
+        comparison = compare(self._options)
+        if comparison.equal:
+            return True, f"{comparison.messages} messages of {comparison.keys} keys are equal"
+        if comparison.differences:
+            return False, comparison.differences[0]
+        return False, f"{comparison.not_copied} messages are not copied: does a producer still send?"
 
     def _positions(self) -> tuple[bool, str]:
         moved = translate(self._options, self._groups)

@@ -35,14 +35,16 @@ def delayed_messages(source: Side, topics: Collection[str]) -> list[DelayedMessa
     If the user may not read the broker's queues of delayed messages, all of them count.
     """
     brokers = {broker for topic in topics for broker in source.full_route(topic).broker_names}
-    found: list[DelayedMessage] = []
+    delayed: list[DelayedMessage] = []
     for figures in source.admin.figures():
         for name, value in figures.table.items():
             if figures.broker in brokers and name.startswith(_FIGURE):
                 level = int(name.removeprefix(_FIGURE))
                 first, end = (int(part) for part in value.split(","))
-                found += _of_level(source, MessageQueue(SCHEDULE_TOPIC, figures.broker, level - 1), first, end, topics)
-    return [each for each in found if each.concerns(topics)]
+                delayed += _of_level(
+                    source, MessageQueue(SCHEDULE_TOPIC, figures.broker, level - 1), first, end, topics
+                )
+    return [each for each in delayed if each.concerns(topics)]
 
 
 def _of_level(

@@ -120,7 +120,7 @@ def wait_until_readable(
 ) -> dict[MessageQueue, int]:
     """The end of each queue, once everything stored in it can be read."""
     clock = clock or SystemClock()
-    began, found = clock.now(), dict[MessageQueue, int]()
+    began, ends = clock.now(), dict[MessageQueue, int]()
     while not link.is_lane and int(link.runtime().get("dispatchBehindBytes", 0)) > 0:
         _check_time(link, clock.now() - began)
         sleep(PAUSE_SECONDS)
@@ -130,8 +130,8 @@ def wait_until_readable(
             _check_time(link, clock.now() - began)
             sleep(PAUSE_SECONDS)
             readable, _ = link.ends(queue)
-        found[queue] = readable
-    return found
+        ends[queue] = readable
+    return ends
 
 
 def _oldest_waiting(runtime: dict[str, str]) -> int | None:

@@ -55,16 +55,16 @@ def translate(
     is delivered again.
     """
     with options.open_source() as source, options.open_target() as target:
-        found = [each for topic in options.topics for each in _of_topic(options, source, target, topic, groups)]
+        positions = [each for topic in options.topics for each in _of_topic(options, source, target, topic, groups)]
         delayed = {each.topic for each in delayed_messages(source, options.topics)}
-        for group in sorted({each.group for each in found}):
+        for group in sorted({each.group for each in positions}):
             if RETRY_PREFIX + group in delayed:
                 raise NotMovable(f"group {group!r} has retries at the source that are not due yet: let it finish them")
             _check_movable(options, source, target, group, online=online)
         if not dry_run:
-            for each in found:
+            for each in positions:
                 target.admin.commit(each.group, each.queue, each.after)
-        return found
+        return positions
 
 
 def groups_of(side: Side, topic: str, own: Collection[str]) -> dict[str, dict[MessageQueue, int]]:
@@ -123,11 +123,11 @@ def copied_below(read: Read, first: int, end: int, mirror: str, topic: str) -> d
         start = max(first, end - SCAN)
         for _, text in read(start, end):
             origin, marks = origin_of(text, topic), watermarks_of(text, mirror)
-            found = [(origin.queue, origin.offset + 1)] if origin is not None and origin.mirror == mirror else []
+            origins = [(origin.queue, origin.offset + 1)] if origin is not None and origin.mirror == mirror else []
             if marks is not None:
                 marked = True
-                found += [(queue, next_offset) for queue, next_offset in _reached(marks, topic)]
-            for queue, next_offset in found:
+                origins += [(queue, next_offset) for queue, next_offset in _reached(marks, topic)]
+            for queue, next_offset in origins:
                 reached[queue] = max(reached.get(queue, 0), next_offset)
         end = start
     return reached

@@ -38,11 +38,11 @@ def check_each(name: str, values: object, kinds: type | tuple[type, ...], words:
     """The values of an iterable; raises `InvalidOption` unless it is one, and its values are of one of the kinds."""
     if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
         raise InvalidOption(f"{name}={shown(values)} must be {words}")
-    found = list(values)
-    for each in found:
+    items = list(values)
+    for each in items:
         if not isinstance(each, kinds) or isinstance(each, bool):
             raise InvalidOption(f"{name}: {shown(each)} is wrong: it must be {words}")
-    return found
+    return items
 
 
 def check_flag(name: str, value: object) -> None:
@@ -59,12 +59,12 @@ def check_callable(name: str, value: object) -> None:
 def seconds(name: str, value: Seconds | Any) -> float:
     """A duration in seconds; the error for anything else names the argument."""
     try:
-        found = to_seconds(value)
+        number = to_seconds(value)
     except InvalidOption as error:
         raise InvalidOption(f"{name}: {error}") from None
-    if isinstance(value, bool) or not 0 <= found <= MAX_SECONDS:
+    if isinstance(value, bool) or not 0 <= number <= MAX_SECONDS:
         raise InvalidOption(f"{name}={shown(value)} must be a number of seconds from 0 to {MAX_SECONDS:.0f}")
-    return found
+    return number
 
 
 def check_queue(value: object) -> None:

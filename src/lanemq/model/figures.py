@@ -98,7 +98,7 @@ def labels_of(title: str) -> dict[str, str]:
 
 
 def _unescaped(text: str) -> str:
-    return _ESCAPE.sub(lambda found: "\n" if found[1] == "n" else found[1], text)
+    return _ESCAPE.sub(lambda match: "\n" if match[1] == "n" else match[1], text)
 
 
 def _escaped(text: str) -> str:
@@ -107,7 +107,7 @@ def _escaped(text: str) -> str:
 
 def grouped(samples: Iterable[MetricSample]) -> dict[Metric, list[MetricSample]]:
     """The samples of each metric, in the order of their first appearance."""
-    found: dict[Metric, list[MetricSample]] = {}
+    by_metric: dict[Metric, list[MetricSample]] = {}
     for sample in samples:
-        found.setdefault(sample.metric, []).append(sample)
-    return found
+        by_metric.setdefault(sample.metric, []).append(sample)
+    return by_metric

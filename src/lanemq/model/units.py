@@ -29,10 +29,10 @@ _UNIT_SECONDS: Final = {None: 1, "ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 8
 
 def parse_duration(text: str) -> float:
     """The seconds of a text such as `90`, `500ms`, `30s`, `15m`, `72h` or `3d`. A number without a unit is seconds."""
-    found = _DURATION.fullmatch(text)
-    if found is None:
+    match = _DURATION.fullmatch(text)
+    if match is None:
         raise InvalidOption(f"{shown(text)} is not a duration: write seconds (90), or a unit: 500ms, 90s, 10m, 72h, 3d")
-    span = float(found[1]) * _UNIT_SECONDS[found[2]]
+    span = float(match[1]) * _UNIT_SECONDS[match[2]]
     if span > MAX_SECONDS:
         raise InvalidOption(f"{shown(text)} is too long a duration: at most 36500d")
     return span

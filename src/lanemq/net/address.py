@@ -29,14 +29,14 @@ def origin_of(host: str) -> str:
     if ":" not in host:
         return host
     try:
-        found = ipaddress.IPv6Address(host)
+        address = ipaddress.IPv6Address(host)
     except ValueError:
         return host
-    if found.ipv4_mapped is not None:
-        return str(found.ipv4_mapped)
-    if found.is_loopback or found.is_link_local:
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    if address.is_loopback or address.is_link_local:
         return host
-    return str(ipaddress.IPv6Network((int(found), 64), strict=False))
+    return str(ipaddress.IPv6Network((int(address), 64), strict=False))
 
 
 def parse_address(text: str, default_port: int = 9876) -> Address:

@@ -123,8 +123,8 @@ class TestApp:
 
         The topic of an ordered handler counts as created with `--ordered`: without a key this raises `MissingKey`.
         """
-        found = self._topic(topic)
-        if key is None and found.active.subscription.order is not Order.NONE:
+        test_topic = self._topic(topic)
+        if key is None and test_topic.active.subscription.order is not Order.NONE:
             raise MissingKey(topic)
         message = Message.fake(
             value,
@@ -132,12 +132,12 @@ class TestApp:
             topic=topic,
             tag=tag,
             properties=properties,
-            offset=found.next_offset,
+            offset=test_topic.next_offset,
             group=self._app.options.group,
             codec=self._codec,
             sent_at=wall_time(self._clock.wall()),
         )
-        found.put(message)
+        test_topic.put(message)
         return message
 
     def run(self, seconds: Seconds | None = None) -> None:
@@ -188,9 +188,9 @@ class TestApp:
     def resume(self, topic: str, key: Key | None = None) -> bool:
         """Lets a parked lane try again, as an operator's redrive does; false if it is not parked."""
         wanted = None if key is None else key_text(key)
-        found = self._topic(topic)
-        with found.active.scheduler as lanes:
-            return lanes.resume(found.queue, wanted)
+        test_topic = self._topic(topic)
+        with test_topic.active.scheduler as lanes:
+            return lanes.resume(test_topic.queue, wanted)
 
     # the life of the app
 
@@ -274,19 +274,19 @@ class TestApp:
     def _put_due(self) -> None:
         while self._later and self._later[0][0] <= self._clock.millis:
             _, _, message = heapq.heappop(self._later)
-            found = self._topics[message.topic]
+            test_topic = self._topics[message.topic]
             copy = Message.fake(
                 message.body,
                 key=message.key,
                 topic=message.topic,
                 properties=dict(message.properties),
-                offset=found.next_offset,
+                offset=test_topic.next_offset,
                 attempt=message.attempt + 1,
                 group=message.group,
                 codec="bytes",
                 sent_at=message.born_at,
             )
-            found.put(copy.decoded_by(self._codec))
+            test_topic.put(copy.decoded_by(self._codec))
 
     def _due_times(self) -> list[int]:
         waits = [each.next_retry() for each in self._topics.values()]

@@ -92,11 +92,11 @@ def _with_repeats(events: Iterable[OrderEvent], random: Random, share: float) ->
 def order_truth(events: Sequence[OrderEvent]) -> dict[str, OrderTruth]:
     """The last state, number of events and total amount of every order; repeats count once."""
     once = {(event.order, event.seq): event for event in events}
-    found: dict[str, OrderTruth] = {}
+    truth: dict[str, OrderTruth] = {}
     for event in sorted(once.values(), key=lambda event: event.seq):
-        before = found.get(event.order, OrderTruth("", 0, 0))
-        found[event.order] = OrderTruth(event.kind, before.events + 1, before.total + event.amount)
-    return found
+        before = truth.get(event.order, OrderTruth("", 0, 0))
+        truth[event.order] = OrderTruth(event.kind, before.events + 1, before.total + event.amount)
+    return truth
 
 
 def apply_event(state: dict[str, Any] | None, event: OrderEvent) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -18,12 +18,12 @@ def descendants(root: int) -> list[RunningProcess]:
     children: dict[int, list[RunningProcess]] = {}
     for process in _running():
         children.setdefault(process.parent, []).append(process)
-    found: list[RunningProcess] = []
+    processes: list[RunningProcess] = []
     level = children.get(root, [])
     while level:
-        found += level
+        processes += level
         level = [below for process in level for below in children.get(process.pid, [])]
-    return found
+    return processes
 
 
 def executors(driver: int) -> list[int]:
@@ -53,5 +53,5 @@ def _by_proc(folder: Path) -> RunningProcess | None:
 
 def _by_ps() -> list[RunningProcess]:
     listed = subprocess.run(["ps", "-axo", "pid=,ppid=,command="], capture_output=True, text=True, check=True).stdout
-    found = (line.split(None, 2) for line in listed.splitlines())
-    return [RunningProcess(int(pid), int(parent), command) for pid, parent, command in found]
+    rows = (line.split(None, 2) for line in listed.splitlines())
+    return [RunningProcess(int(pid), int(parent), command) for pid, parent, command in rows]

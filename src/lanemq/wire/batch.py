@@ -88,8 +88,8 @@ def scan_batch(body: bytes, most: int) -> tuple[int, int, int, int, bytes]:
     Refuses what `split_batch_raw` refuses. With more than `most` messages, only the number says something.
     """
     flags, bodies, texts = batch_parts(body, most)
-    _, largest, longest, found = weigh(bodies, texts)
-    return len(flags), largest, longest, found, texts[0]
+    _, largest, longest, special = weigh(bodies, texts)
+    return len(flags), largest, longest, special, texts[0]
 
 
 @compiled
@@ -115,13 +115,13 @@ def weigh(bodies: list[bytes], properties: list[bytes]) -> tuple[int, int, int, 
     """
     every = b"\x02" + b"\x02".join(properties)
     timed, tagged = (b"\x02TIMER_" in every, b"\x02TAGS\x01" in every) if b"\x02T" in every else (False, False)
-    found = DELAYED if timed or b"\x02DELAY\x01" in every else 0
+    special = DELAYED if timed or b"\x02DELAY\x01" in every else 0
     if tagged:
-        found |= TAGGED
+        special |= TAGGED
     if b"\x02REPLY_TO_CLIENT\x01" in every:
-        found |= REQUESTING
+        special |= REQUESTING
     sizes, lengths = list(map(len, bodies)), list(map(len, properties))
-    return sum(sizes) + sum(lengths), max(sizes, default=0), max(lengths, default=0), found
+    return sum(sizes) + sum(lengths), max(sizes, default=0), max(lengths, default=0), special
 
 
 def _prove_texts(texts: list[bytes], end: int) -> None:

@@ -331,7 +331,7 @@ def _text(value: object) -> str:
 def _header_error(error: ValueError) -> HeaderError:
     """The `HeaderError` for a conversion that msgspec refused, with the field that msgspec names."""
     text = str(error)
-    found = _FIELD.search(text)
-    name = found.group(1) if found else "?"
+    match = _FIELD.search(text)
+    name = match.group(1) if match else "?"
     problem = "is missing" if "missing" in text else text.partition(" - at")[0]
     return HeaderError(name, problem)

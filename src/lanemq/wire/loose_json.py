@@ -143,12 +143,12 @@ class _Reader:
 
     def _closes(self, closer: str, has_items: bool) -> bool:
         """Steps over the closing bracket, or over the comma before the next item."""
-        found = self._peek()
-        if found == closer:
+        char = self._peek()
+        if char == closer:
             self._at += 1
             return True
         if has_items:
-            if found != ",":
+            if char != ",":
                 raise self._error(f"a comma or {closer} is missing")
             self._at += 1
         return False
@@ -160,14 +160,14 @@ class _Reader:
         return msgspec.json.encode(key).decode()
 
     def _string(self) -> str:
-        found = _STRING.match(self._text, self._at)
-        if found is None:
+        match = _STRING.match(self._text, self._at)
+        if match is None:
             raise self._error("a string does not end")
         try:
-            text = msgspec.json.decode(found[0].encode(), type=str)
+            text = msgspec.json.decode(match[0].encode(), type=str)
         except ValueError as error:
             raise self._error(str(error)) from None
-        self._at = found.end()
+        self._at = match.end()
         return text
 
     def _scalar(self) -> object:
@@ -175,16 +175,16 @@ class _Reader:
             if self._text.startswith(word, self._at):
                 self._at += len(word)
                 return value
-        found = _NUMBER.match(self._text, self._at)
-        if found is None:
+        match = _NUMBER.match(self._text, self._at)
+        if match is None:
             raise self._error("no value")
-        self._at = found.end()
-        return float(found[0]) if set(found[0]) & set(".eE") else int(found[0])
+        self._at = match.end()
+        return float(match[0]) if set(match[0]) & set(".eE") else int(match[0])
 
     def _peek(self) -> str:
         """The next character that is not white space; empty at the end."""
-        found = _SPACE.match(self._text, self._at)
-        self._at = found.end() if found else self._at
+        match = _SPACE.match(self._text, self._at)
+        self._at = match.end() if match else self._at
         return self._text[self._at : self._at + 1]
 
     def _error(self, problem: str) -> BodyError:

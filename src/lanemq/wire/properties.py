@@ -164,11 +164,11 @@ _MAX_NUMBER = 2**63 - 1
 
 def decode_stamp(text: str) -> Stamp | None:
     """Decodes a property's value; None if it is not a stamp."""
-    found = _STAMP_TEXT.fullmatch(text)
-    if found is None:
+    match = _STAMP_TEXT.fullmatch(text)
+    if match is None:
         return None
-    epoch, sequence = int(found[2]), int(found[3])
-    return Stamp(found[1], epoch, sequence) if max(epoch, sequence) <= _MAX_NUMBER else None
+    epoch, sequence = int(match[2]), int(match[3])
+    return Stamp(match[1], epoch, sequence) if max(epoch, sequence) <= _MAX_NUMBER else None
 
 
 def find_stamp(properties_text: str) -> Stamp | None:

@@ -15,7 +15,7 @@ from lanemq.clock import SystemClock
 from lanemq.core.brokering.refusals import RefusalCounts
 from lanemq.log.appender import Pending
 from lanemq.log.options import StoreOptions
-from lanemq.log.recovery import Found, scan
+from lanemq.log.recovery import IntactRecord, scan
 from lanemq.log.store import Store
 from lanemq.model.errors import DiskFull, StorageError
 from lanemq.model.names import SCHEDULE_TOPIC
@@ -276,7 +276,7 @@ async def marked_records(counted: CountedCommits) -> int:
         counted.commits.sync(lambda _: None)
         counted.thread.run_all()
     log._disk.fdatasync = sync  # type: ignore[method-assign]
-    found = [part for part in scan(log, 0) if isinstance(part, Found)]
+    found = [part for part in scan(log, 0) if isinstance(part, IntactRecord)]
     assert len(found) == 21
     return sum(is_marked_synced(part.buffer, part.start) for part in found[1:])
 

@@ -48,7 +48,7 @@ AFTER_FAILURE_MS = 5_000
 Saved: TypeAlias = Callable[[StorageError | None], None]
 Records: TypeAlias = dict[int, bytes]
 """Offset → record, ascending."""
-Found: TypeAlias = Callable[[Records, StorageError | None], None]
+RecordsRead: TypeAlias = Callable[[Records, StorageError | None], None]
 
 
 def nothing(_: StorageError | None = None) -> None:
@@ -160,8 +160,8 @@ class ProgressKeeper:
 
     # records
 
-    def find(self, name: LaneName, offsets: Sequence[int], max_bytes: int, found: Found) -> None:
-        """Calls `found` with the records at these offsets of a lane, up to a size; the first one always fits.
+    def find(self, name: LaneName, offsets: Sequence[int], max_bytes: int, then: RecordsRead) -> None:
+        """Calls `then` with the records at these offsets of a lane, up to a size; the first one always fits.
 
         Stops before the first offset in the log if some are only in the store. An offset without an intact record is
         left out, with an error in the log.
@@ -169,12 +169,12 @@ class ProgressKeeper:
         below, _ = self.queue_log.bounds(name.queue)
         copied = [offset for offset in offsets if offset < below]
         if not copied:
-            found(self.in_log(name, offsets, max_bytes), None)
+            then(self.in_log(name, offsets, max_bytes), None)
             return
 
         def read(rows: list[tuple[int, bytes]] | None, error: StorageError | None) -> None:
             records = dict(rows or ())
-            found({} if error is not None else in_one_piece(_fitting(name, copied, records.get, max_bytes)), error)
+            then({} if error is not None else in_one_piece(_fitting(name, copied, records.get, max_bytes)), error)
 
         self._thread.submit(lambda: self._store.copies(name, copied[0], len(copied)), read)
 
@@ -219,8 +219,8 @@ class StoredQueues:
 
     def record(self, queue: MessageQueue, offset: int) -> bytes | None:
         result = self._store.read(queue.topic, queue.queue_id, offset, 1, 1, None)
-        found = result.status is ReadStatus.FOUND and RecordView(result.data).queue_offset == offset
-        return result.data if found else None
+        is_there = result.status is ReadStatus.FOUND and RecordView(result.data).queue_offset == offset
+        return result.data if is_there else None
 
     def offset_at(self, queue: MessageQueue, time: int) -> int:
         if time < 0:

@@ -66,7 +66,7 @@ def mirrors(command: F) -> F:
 @mirror.command()
 @mirrors
 @click.option("--until-drained", is_flag=True, help="End when the target has everything.")
-@click.option("--skip-missing", is_flag=True, help="Go on behind messages that the source deleted before.")
+@click.option("--skip-missing", is_flag=True, help="Continue behind messages that the source deleted before.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be copied.")
 @json_lines_option("report")
 def run(options: MirrorOptions, until_drained: bool, dry_run: bool, as_json: bool) -> None:

@@ -211,16 +211,16 @@ class Admin(AdminClient):
         check_flag("writable", writable)
         for _, address in self._calls.masters_of(check_topic(name)):
             reply = self._calls.ask(address, RequestCode.GET_TOPIC_CONFIG, TopicHeader(topic=name))
-            found = TopicConfigBody.decode(reply.body)
+            config = TopicConfigBody.decode(reply.body)
             header = CreateTopicHeader(
                 topic=name,
-                read_queue_nums=found.read_queue_nums,
-                write_queue_nums=found.write_queue_nums,
-                perm=found.perm | PERM_WRITE if writable else found.perm & ~PERM_WRITE,
-                topic_filter_type=found.topic_filter_type,
-                topic_sys_flag=found.topic_sys_flag,
-                order=found.order,
-                attributes=",".join(f"+{name}={value}" for name, value in found.attributes.items()) or None,
+                read_queue_nums=config.read_queue_nums,
+                write_queue_nums=config.write_queue_nums,
+                perm=config.perm | PERM_WRITE if writable else config.perm & ~PERM_WRITE,
+                topic_filter_type=config.topic_filter_type,
+                topic_sys_flag=config.topic_sys_flag,
+                order=config.order,
+                attributes=",".join(f"+{name}={value}" for name, value in config.attributes.items()) or None,
             )
             self._calls.ask(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
         self._calls.routes.stale(name)
@@ -236,12 +236,12 @@ class Admin(AdminClient):
     def _system_topics(self) -> set[str]:
         """The topics that brokers have for themselves. An Apache name server knows only some; its brokers know all."""
         system = TopicList.decode(self._calls.ask_name_server(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS).body)
-        found = {*system.topic_list, DEFAULT_TOPIC, *NOT_SENDABLE}
+        topics = {*system.topic_list, DEFAULT_TOPIC, *NOT_SENDABLE}
         for address, lane in self._calls.masters().values():
             if not lane:
                 reply = self._calls.ask(address, RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
-                found.update(TopicList.decode(reply.body).topic_list)
-        return found
+                topics.update(TopicList.decode(reply.body).topic_list)
+        return topics
 
     def describe_topic(self, name: str) -> TopicDescription:
         """The topic's queues and the offsets they hold. Queues of a broker that is away are missing."""
@@ -440,11 +440,11 @@ class Admin(AdminClient):
 
     def figures(self) -> tuple[BrokerFigures, ...]:
         """What every broker reports about itself: health, rates, disk, clients, lag."""
-        found, replicas = [], self._calls.replicas()
+        figures, replicas = [], self._calls.replicas()
         for name, (address, lane) in sorted(self._calls.masters().items()):
             table = self._runtime_info(address, lane=lane)
-            found.append(BrokerFigures(name, str(address), lane, table, len(replicas.get(name, ()))))
-        return tuple(found)
+            figures.append(BrokerFigures(name, str(address), lane, table, len(replicas.get(name, ()))))
+        return tuple(figures)
 
     def _runtime_info(self, address: Address, *, lane: bool) -> Mapping[str, str]:
         """The figures of a broker. An Apache broker has none in its first seconds, and answers with an error then."""
@@ -504,11 +504,11 @@ class Admin(AdminClient):
         messages = check_each("messages", messages, Message, "a list of messages")
         by_key = self._calls.routes.get(check_topic(topic)).indexes_keys
         keys = {message.key for message in messages if message.key is not None} if by_key else set()
-        found = [each for key in sorted(keys) for each in self.find_key(topic, key)]
+        copies = [each for key in sorted(keys) for each in self.find_key(topic, key)]
         for one in messages:
             if one.key not in keys:
-                found += self.find_id(topic, one.message_id)
-        return found
+                copies += self.find_id(topic, one.message_id)
+        return copies
 
     def view(self, offset_id: str) -> Message:
         """The message with an offset message id, read from the broker that the id names."""
@@ -608,16 +608,16 @@ class Admin(AdminClient):
         header = QueryMessageHeader(
             topic=topic, key=key, max_num=limit, begin_timestamp=since, end_timestamp=until, by_unique_id=by_unique_id
         )
-        found: list[Message] = []
+        messages: list[Message] = []
         for name, address in self._calls.masters_of(topic):
             try:
                 reply = self._calls.ask(address, RequestCode.QUERY_MESSAGE, header)
             except OffsetNotFound:
                 continue
-            found += found_messages(reply.body, name)
+            messages += found_messages(reply.body, name)
         # The index is by hash, so the answer may contain other keys.
         matches = _has_id if by_unique_id else _has_key
-        matching = [each for each in found if matches(each.properties, key)]
+        matching = [each for each in messages if matches(each.properties, key)]
         return sorted(matching, key=lambda each: (each.record.store_timestamp, each.record.position))[-limit:]
 
 

@@ -78,8 +78,8 @@ class AdminCalls:
 
     def masters(self) -> dict[str, tuple[Address, bool]]:
         """Every broker name with its master's address, and whether it is a LaneMQ broker."""
-        found = read_masters(self.routes.ask(_command(RequestCode.GET_BROKER_CLUSTER_INFO, None)))
-        return {name: each for name, each in found.items() if name not in self.skipped}
+        masters = read_masters(self.routes.ask(_command(RequestCode.GET_BROKER_CLUSTER_INFO, None)))
+        return {name: each for name, each in masters.items() if name not in self.skipped}
 
     def replicas(self) -> dict[str, tuple[Address, ...]]:
         """The addresses of each broker's replicas, without its master."""
@@ -139,9 +139,9 @@ def _command(code: RequestCode, header: Header | None) -> Command:
 
 def found_messages(body: bytes, broker: str) -> list[Message]:
     """The messages of an answer that may hold messages of several queues of one broker."""
-    found: list[Message] = []
+    messages: list[Message] = []
     for start in record_starts(body):
         record = RecordView(body, start)
         queue = MessageQueue(record.topic, broker, record.queue_id)
-        found.append(Message(MessageSource(queue, codec_named("json"), Epoch(0)), body, start))
-    return found
+        messages.append(Message(MessageSource(queue, codec_named("json"), Epoch(0)), body, start))
+    return messages

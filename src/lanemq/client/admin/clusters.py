@@ -37,7 +37,7 @@ def other_clusters(servers: Servers) -> str:
     if not brokers:
         return ""
     (first, known), *rest = brokers.items()
-    others = [address for address, found in rest if found and known and not found & known]
+    others = [address for address, names in rest if names and known and not names & known]
     if not others:
         return ""
     return (

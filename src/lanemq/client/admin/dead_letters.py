@@ -128,8 +128,8 @@ def dead_letters_of(admin: Admin, group: str, messages: Sequence[Message]) -> di
     """
     letters = admin.find_copies(dead_letter_topic(group), messages)
     given_up = {each.properties.get(PropertyName.ORIGIN_ID): GroupDeadLetter(group, each) for each in letters}
-    found = ((one.queue_offset, given_up.get(one.message_id) or given_up.get(one.stored_id)) for one in messages)
-    return {offset: letter for offset, letter in found if letter is not None}
+    pairs = ((one.queue_offset, given_up.get(one.message_id) or given_up.get(one.stored_id)) for one in messages)
+    return {offset: letter for offset, letter in pairs if letter is not None}
 
 
 def parse_id(group: str, id: str) -> tuple[MessageQueue, int]:
@@ -167,10 +167,10 @@ class CopySender(Protocol):
 
 def open_dead_letters(admin: Admin, letters: Iterable[GroupDeadLetter]) -> list[GroupDeadLetter]:
     """Those that were not redriven; `UsageError` for one that cannot be."""
-    found = [each for each in letters if not was_redriven(admin, each)]
-    for each in found:
+    letters_left = [each for each in letters if not was_redriven(admin, each)]
+    for each in letters_left:
         check_topic_is_known(each)
-    return found
+    return letters_left
 
 
 def check_topic_is_known(letter: GroupDeadLetter) -> None:

@@ -77,10 +77,10 @@ class KeyProgress:
     @property
     def sentence(self) -> str:
         """`waits_for` as the end of a sentence about the group."""
-        found = self.waits_for
-        if found.startswith(NOT_KNOWN):
-            return f"may wait for something that is not known: {found.removeprefix(NOT_KNOWN)}"
-        return f"waits for {found}"
+        blocker = self.waits_for
+        if blocker.startswith(NOT_KNOWN):
+            return f"may wait for something that is not known: {blocker.removeprefix(NOT_KNOWN)}"
+        return f"waits for {blocker}"
 
     @property
     def waits_for(self) -> str:
@@ -161,8 +161,8 @@ def key_facts(key: str, topic: str, group: str | None, server: str) -> KeyFacts:
     with Admin(server) as admin:
         names = [group] if group else admin.groups()
         start = searched.start if queue == hashed else searched.start_elsewhere
-        found = (_key_progress(admin, name, server, queue, key, messages, start) for name in names)
-        groups = _with_parked([each for each in found if each is not None], key, queue, server, messages)
+        progress = (_key_progress(admin, name, server, queue, key, messages, start) for name in names)
+        groups = _with_parked([each for each in progress if each is not None], key, queue, server, messages)
         groups = _with_dead_letters(admin, _with_retries(admin, groups, messages), messages)
     return KeyFacts(key, queue, hashed, messages, groups, searched.note)
 
@@ -191,15 +191,15 @@ def _search(reader: TopicReader, key: str, hashed: MessageQueue) -> tuple[list[M
     start = max(first, end - MAX_SEARCHED)
     read = [message for message in reader.read(hashed, start, end) if message.key == key]
     known = {(message.queue, message.queue_offset) for message in read}
-    found = [*(each for each in indexed if (each.queue, each.queue_offset) not in known), *read]
-    found.sort(key=lambda each: each.queue_offset)
+    messages = [*(each for each in indexed if (each.queue, each.queue_offset) not in known), *read]
+    messages.sort(key=lambda each: each.queue_offset)
     if start == first:
-        return found[-MAX_FOUND:], _Searched(0, NEVER)
+        return messages[-MAX_FOUND:], _Searched(0, NEVER)
     note = (
         f"{hashed.broker} does not index keys: of the {end - first:,} messages of queue {hashed.queue_id} only the "
         f"newest {MAX_SEARCHED:,} were searched."
     )
-    return found[-MAX_FOUND:], _Searched(start, NEVER, note)
+    return messages[-MAX_FOUND:], _Searched(start, NEVER, note)
 
 
 def _key_progress(
@@ -211,15 +211,15 @@ def _key_progress(
     messages: list[Message],
     searched_from: int = 0,
 ) -> KeyProgress | None:
-    found = admin.group_progress(name)
-    if found.broadcasting:
+    description = admin.group_progress(name)
+    if description.broadcasting:
         nothing = QueueBacklog(GroupQueue(queue, FIRST_OFFSET, FIRST_OFFSET), None, None)
-        reads = queue.topic in found.subscriptions
-        return KeyProgress(name, len(found.members), nothing, 0, (), broadcasting=True) if reads else None
-    if not any(each.queue == queue for each in found.queues):
+        reads = queue.topic in description.subscriptions
+        return KeyProgress(name, len(description.members), nothing, 0, (), broadcasting=True) if reads else None
+    if not any(each.queue == queue for each in description.queues):
         return None
-    found = admin.with_owners(found)
-    here = replace(found, queues=tuple(each for each in found.queues if each.queue == queue))
+    description = admin.with_owners(description)
+    here = replace(description, queues=tuple(each for each in description.queues if each.queue == queue))
     leases = {lease.queue: lease for lease in admin.locks(name)}
     for progress in queue_progress(here, leases, server, SystemClock().wall()):
         offsets = [message.queue_offset for message in messages if message.queue == queue]
@@ -231,18 +231,18 @@ def _key_progress(
         done = len(offsets) - len(pending)
         known = KeyProgress(
             name,
-            len(found.members),
+            len(description.members),
             progress,
             done,
             pending,
-            owners_unknown=found.owners_unknown,
+            owners_unknown=description.owners_unknown,
             unsearched=range(at, min(searched_from, progress.at.end)),
             all_searched=not searched_from,
         )
-        known = replace(known, retry_progress=retry_progress(admin, found) if known.done else {})
+        known = replace(known, retry_progress=retry_progress(admin, description) if known.done else {})
         if not pending and not known.unsearched:
             return known
-        return _with_lane(known, _ask_owner(found, known, server, key))
+        return _with_lane(known, _ask_owner(description, known, server, key))
     return None
 
 
@@ -260,21 +260,21 @@ def message_progress(message: Message, server: str) -> list[KeyProgress]:
     """How far every group is with one message. As `key_facts`, but only this message is counted."""
     queue, key = message.queue, message.key
     with Admin(server) as admin:
-        found = (_key_progress(admin, name, server, queue, key, [message]) for name in admin.groups())
-        groups = _with_parked([each for each in found if each is not None], key, queue, server, [message])
+        progress = (_key_progress(admin, name, server, queue, key, [message]) for name in admin.groups())
+        groups = _with_parked([each for each in progress if each is not None], key, queue, server, [message])
         return _with_dead_letters(admin, _with_retries(admin, groups, [message]), [message])
 
 
 def _ask_owner(
-    found: GroupDescription, known: KeyProgress, server: str, key: str | None
+    description: GroupDescription, known: KeyProgress, server: str, key: str | None
 ) -> LaneStateView | NoAnswer | None:
     owner, queue = known.progress.at.owner, known.progress.at.queue
     if owner is None:
         return None
-    if owner not in {member.client_id for member in found.members}:
+    if owner not in {member.client_id for member in description.members}:
         return NoAnswer(f"its owner {owner} is no longer connected", silent=True)
     with Admin(server) as admin:
-        return admin.lane_state(found.group, owner, queue, key)
+        return admin.lane_state(description.group, owner, queue, key)
 
 
 def _with_parked(
@@ -284,14 +284,14 @@ def _with_parked(
     with ParkedAdmin(server) as admin:
         lanes = {lane.group: lane for lane in admin.lanes(topic=queue.topic, key=key) if lane.queue == queue}
     offsets = [message.queue_offset for message in messages if message.queue == queue]
-    found = []
+    completed = []
     for each in groups:
         if (lane := lanes.get(each.group)) is not None:
             done = sum(offset < lane.first for offset in offsets)
             pending = tuple(offset for offset in each.pending if offset > lane.last)
             each = replace(each, parked=lane, done=done, pending=pending)
-        found.append(each)
-    return found
+        completed.append(each)
+    return completed
 
 
 def _with_retries(admin: Admin, groups: list[KeyProgress], messages: list[Message]) -> list[KeyProgress]:
@@ -300,7 +300,7 @@ def _with_retries(admin: Admin, groups: list[KeyProgress], messages: list[Messag
         return groups
     queue = groups[0].progress.at.queue
     search = RetrySearch(admin, [one for one in messages if one.queue == queue])
-    found = []
+    completed = []
     for each in groups:
         if each.retry_progress:
             copies, unknown = search.of(each.group, each.retry_progress)
@@ -308,14 +308,14 @@ def _with_retries(admin: Admin, groups: list[KeyProgress], messages: list[Messag
             if each.progress.at.owner is not None:
                 unknown = ""  # an ordered group holds failed messages itself
             each = replace(each, retries=retries, retries_unknown=unknown, done=each.done - len(retries))
-        found.append(each)
-    return found
+        completed.append(each)
+    return completed
 
 
 def _with_dead_letters(admin: Admin, groups: list[KeyProgress], messages: list[Message]) -> list[KeyProgress]:
     """The groups with the messages that they gave up. A message that is to run again, after a reset, is pending."""
     topics = set(admin.topics(internal=True)) if messages else set()
-    found = []
+    completed = []
     for each in groups:
         if dead_letter_topic(each.group) in topics and not each.broadcasting:
             queue = each.progress.at.queue
@@ -327,8 +327,8 @@ def _with_dead_letters(admin: Admin, groups: list[KeyProgress], messages: list[M
             finished = [one for one in messages if one.queue == queue and one.queue_offset not in waiting]
             dead = dead_letters_of(admin, each.group, finished)
             each = replace(each, dead=dead, done=each.done - len(dead))
-        found.append(each)
-    return found
+        completed.append(each)
+    return completed
 
 
 def _offsets(lane: ParkedLaneView, queue: MessageQueue, messages: list[Message]) -> list[int]:

@@ -140,7 +140,7 @@ class MemberQuestions:
 
     def reports(self, members: Sequence[tuple[str, str, Address]]) -> MemberReports:
         """What each member reports; given are its group, its client id and a broker that it is connected to."""
-        found = {
+        reports = {
             (group, name): MemberReport(why=f"not asked, because {MAX_ASKED} others were") for group, name, _ in members
         }
         asked = members[:MAX_ASKED]
@@ -149,8 +149,8 @@ class MemberQuestions:
             ThreadPoolExecutor(ASKED_AT_ONCE, thread_name_prefix="lanemq-members") as threads,
         ):
             answers = threads.map(lambda each: self._report(links, each[2], each[0], each[1]), asked)
-            found |= {(group, name): answer for (group, name, _), answer in zip(asked, answers, strict=True)}
-        return found
+            reports |= {(group, name): answer for (group, name, _), answer in zip(asked, answers, strict=True)}
+        return reports
 
     def lane(
         self, broker: Address, group: str, member: str, wanted: LaneStateBody, timeout: Seconds
@@ -177,25 +177,25 @@ class MemberQuestions:
         """As `lane`, through an Apache broker."""
         header = RunningInfoHeader(consumer_group=group, client_id=member, lane_state=True)
         with _Links(self._security) as links:
-            found = self._ask(links, broker, header, wanted.encode())
-        if isinstance(found, NoAnswer):
-            return replace(found, why=f"its owner {found.why}")
-        if LANE_STATE not in found.properties:
+            reply = self._ask(links, broker, header, wanted.encode())
+        if isinstance(reply, NoAnswer):
+            return replace(reply, why=f"its owner {reply.why}")
+        if LANE_STATE not in reply.properties:
             return NoAnswer(NO_KEYS)
         try:
-            return LaneStateAnswer.decode(found.properties[LANE_STATE].encode())
+            return LaneStateAnswer.decode(reply.properties[LANE_STATE].encode())
         except ProtocolError as error:
             return NoAnswer(f"its owner answered what cannot be read: {error}")
 
     def _report(self, links: _Links, broker: Address, group: str, member: str) -> MemberReport:
-        found = self._ask(links, broker, RunningInfoHeader(consumer_group=group, client_id=member, lane_held=True))
-        if isinstance(found, NoAnswer):
-            return MemberReport(why=found.why)
-        owned = frozenset(queue for queue, state in found.mq_table.items() if state.locked and not state.droped)
-        if LANE_HELD not in found.properties:
+        reply = self._ask(links, broker, RunningInfoHeader(consumer_group=group, client_id=member, lane_held=True))
+        if isinstance(reply, NoAnswer):
+            return MemberReport(why=reply.why)
+        owned = frozenset(queue for queue, state in reply.mq_table.items() if state.locked and not state.droped)
+        if LANE_HELD not in reply.properties:
             return MemberReport(owned)
         try:
-            return MemberReport(owned, HeldLanesBody.decode(found.properties[LANE_HELD].encode()))
+            return MemberReport(owned, HeldLanesBody.decode(reply.properties[LANE_HELD].encode()))
         except ProtocolError as error:
             return MemberReport(owned, why=f"answered what cannot be read: {error}")
 

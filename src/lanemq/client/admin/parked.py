@@ -65,14 +65,14 @@ class ParkedAdmin(AdminClient):
         if not isinstance(key, AnyKey):
             wanted.key = key
         self._masters = {name: address for name, (address, lane) in self._calls.masters().items() if lane}
-        found = [view for name in self._masters for view in self._of_broker(name, wanted)]
-        return sorted(found, key=lambda each: (each.group, each.queue, each.key or ""))
+        views = [view for name in self._masters for view in self._of_broker(name, wanted)]
+        return sorted(views, key=lambda each: (each.group, each.queue, each.key or ""))
 
     def messages(self, lane: ParkedLaneView, limit: int | None = None) -> list[Message]:
         """The messages of a lane, in the order in which they will run."""
-        found: list[Message] = []
+        messages: list[Message] = []
         wanted = _named(lane)
-        while limit is None or len(found) < limit:
+        while limit is None or len(messages) < limit:
             try:
                 body = self._ask(lane.queue.broker, RequestCode.LANE_PARKED_SHOW, wanted).body
             except OffsetNotFound:
@@ -80,9 +80,9 @@ class ParkedAdmin(AdminClient):
             page = found_messages(body, lane.queue.broker)
             if not page:
                 break
-            found += page
+            messages += page
             wanted.start = page[-1].queue_offset + 1
-        return found[:limit]
+        return messages[:limit]
 
     def redrive(self, lane: ParkedLaneView) -> bool:
         """Runs the lane again, in order, before newer messages of its key; false if that is under way.

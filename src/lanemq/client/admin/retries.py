@@ -55,12 +55,12 @@ class GroupRetry:
 
 def retry_progress(admin: Admin, group: GroupDescription) -> Progress:
     """The group's progress in its retry topic."""
-    found: dict[MessageQueue, tuple[int, FinishedRanges]] = {}
+    progress: dict[MessageQueue, tuple[int, FinishedRanges]] = {}
     for at in group.queues:
         if at.queue.topic == retry_topic(group.group):
             offset, finished = admin.progress(group.group, at.queue) if at.finished else (None, NOTHING_FINISHED)
-            found[at.queue] = (at.offset if offset is None else offset, finished)
-    return found
+            progress[at.queue] = (at.offset if offset is None else offset, finished)
+    return progress
 
 
 class RetrySearch:

@@ -101,14 +101,14 @@ class TopicReader:
         header = QueryMessageHeader(
             topic=self.route.topic, key=key, max_num=limit, begin_timestamp=0, end_timestamp=END_OF_TIME
         )
-        found: list[Message] = []
+        candidates: list[Message] = []
         for broker in sorted({queue.broker for queue in self.queues}):
             reply = self._request(broker, RequestCode.QUERY_MESSAGE, header)
             if reply.code == ResponseCode.QUERY_NOT_FOUND:
                 continue
             _check(reply)
-            found += (self._found(broker, reply.body, start) for start in record_starts(reply.body))
-        return sorted((each for each in found if each.key == key), key=lambda each: each.queue_offset)
+            candidates += (self._found(broker, reply.body, start) for start in record_starts(reply.body))
+        return sorted((each for each in candidates if each.key == key), key=lambda each: each.queue_offset)
 
     def close(self) -> None:
         self._routes.close()
@@ -134,8 +134,8 @@ class TopicReader:
         reply = self._request(source.queue.broker, RequestCode.PULL_MESSAGE, header)
         if reply.code not in _NO_MESSAGES:
             _check(reply)
-        found = read_messages(source, reply.body) if reply.code == ResponseCode.SUCCESS else []
-        return found, PullResponse.from_ext(reply.ext).next_begin_offset
+        messages = read_messages(source, reply.body) if reply.code == ResponseCode.SUCCESS else []
+        return messages, PullResponse.from_ext(reply.ext).next_begin_offset
 
     def _found(self, broker: str, body: bytes, start: int) -> Message:
         queue = MessageQueue(self.route.topic, broker, RecordView(body, start).queue_id)

@@ -126,16 +126,16 @@ class BrokerFigures:
 
     def number(self, name: str, **labels: str) -> float | None:
         """The value of a metric, summed over all series with these labels; None if the broker does not report it."""
-        found = self.series(name, **labels)
-        return sum(found.values()) if found else None
+        series = self.series(name, **labels)
+        return sum(series.values()) if series else None
 
     def series(self, name: str, **labels: str) -> dict[tuple[str, ...], float]:
         """All series of a metric with these labels, by the values of their labels."""
-        found = {}
+        series = {}
         for title, text in self.table.items():
             if title.partition("{")[0] == name and labels.items() <= (all_labels := labels_of(title)).items():
-                found[tuple(all_labels.values())] = float(text)
-        return found
+                series[tuple(all_labels.values())] = float(text)
+        return series
 
 
 @dataclass(frozen=True, slots=True)

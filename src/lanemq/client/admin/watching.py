@@ -122,20 +122,20 @@ class WatchAdmin(Admin):
 
         Until it is called again, what is asked of all brokers is not asked of those that did not answer.
         """
-        found = []
+        brokers = []
         self._calls.skipped = frozenset()
         for name, (address, lane) in sorted(self._calls.masters().items()):
             try:
-                found.append(BrokerView(name, str(address), lane, self._runtime_info(address, lane=lane)))
+                brokers.append(BrokerView(name, str(address), lane, self._runtime_info(address, lane=lane)))
             except LaneError as error:
-                found.append(BrokerView(name, str(address), lane, {}, str(error)))
-        if any(not each.error for each in found):
-            self._calls.skipped = frozenset(each.name for each in found if each.error)
-        return tuple(found)
+                brokers.append(BrokerView(name, str(address), lane, {}, str(error)))
+        if any(not each.error for each in brokers):
+            self._calls.skipped = frozenset(each.name for each in brokers if each.error)
+        return tuple(brokers)
 
     def broker_settings(self) -> tuple[BrokerSetting, ...]:
         """The options of every broker."""
-        found: list[BrokerSetting] = []
+        settings: list[BrokerSetting] = []
         for name, (address, lane) in sorted(self._calls.masters().items()):
             body = self._calls.ask(address, RequestCode.GET_BROKER_CONFIG).body.decode("utf-8", "replace")
             lines = dict(line.split("=", 1) for line in body.splitlines() if "=" in line and not line.startswith("#"))
@@ -144,10 +144,12 @@ class WatchAdmin(Admin):
                 own = option.removeprefix(LANE_OPTION)
                 if not lane:
                     shown = NOT_SHOWN if _SECRET.search(option) else value
-                    found.append(BrokerSetting(name, option, shown, None))
+                    settings.append(BrokerSetting(name, option, shown, None))
                 elif own != option:
-                    found.append(BrokerSetting(name, own, value, own not in changed, lines.get(LANE_ORIGIN + own, "")))
-        return tuple(found)
+                    settings.append(
+                        BrokerSetting(name, own, value, own not in changed, lines.get(LANE_ORIGIN + own, ""))
+                    )
+        return tuple(settings)
 
     def describe_groups(self, group: str | None = None) -> tuple[tuple[GroupDescription, ...], tuple[LeaseView, ...]]:
         """All groups with their owners, and all leases; or those of one group."""
@@ -166,9 +168,9 @@ class WatchAdmin(Admin):
         `Park(at_broker=False)`.
         """
         groups, _ = self.describe_groups(group)
-        found = self.all_held_lanes((each.group, at) for each in groups for at in each.queues)
-        lanes = tuple(each for each in found.lanes if each.is_parked and topic in (None, each.queue.topic))
-        return replace(found, lanes=lanes)
+        held = self.all_held_lanes((each.group, at) for each in groups for at in each.queues)
+        lanes = tuple(each for each in held.lanes if each.is_parked and topic in (None, each.queue.topic))
+        return replace(held, lanes=lanes)
 
     def all_held_lanes(self, queues: Iterable[tuple[str, GroupQueue]]) -> MemberHeldLanes:
         """The lanes that the owners of these queues hold; each queue has its group's name.
@@ -252,9 +254,9 @@ def _reported_lanes(
         return MemberHeldLanes(unknown=(UnknownMember(*member, report.why),))
     if report.held is None:
         return MemberHeldLanes()
-    found = _held_lanes(*member, report.held)
-    there = tuple(lane for lane in found.lanes if not masters.get(lane.queue.broker, (None, False))[1])
-    return replace(found, lanes=there)
+    reported = _held_lanes(*member, report.held)
+    there = tuple(lane for lane in reported.lanes if not masters.get(lane.queue.broker, (None, False))[1])
+    return replace(reported, lanes=there)
 
 
 def waiting_keys(

@@ -15,7 +15,7 @@ import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Unpack
 
-from lanemq.client.consumer.engine import EngineThread, just
+from lanemq.client.consumer.engine import EngineThread, without_resources
 from lanemq.client.consumer.inspection import ConsumerSnapshot, take_snapshot
 from lanemq.client.consumer.monitor import consumer_samples
 from lanemq.client.consumer.options import ConsumerSettings, consumer_options
@@ -55,7 +55,7 @@ class Consumer:
         subscriptions = subscriptions_for(topics, tags, on_fail)
         self._scheduler = make_scheduler(subscriptions[0], self.options.clock)
         self._undecided = Undecided(self._scheduler, group, self.options.history, self.options.clock)
-        self._thread = EngineThread(self.options, just(subscriptions), self._scheduler)
+        self._thread = EngineThread(self.options, without_resources(subscriptions), self._scheduler)
         self._term: object | None = None
         self._ending = False
 
@@ -137,8 +137,8 @@ class Consumer:
 
 def subscriptions_for(topics: str | Sequence[str], tags: str, policy: FailurePolicy | None) -> list[Subscription]:
     """Subscriptions without handlers, one per topic, with runs of one message."""
-    found, order = ordered_by(policy)
-    if isinstance(found, DeadLetter):
+    on_fail, order = ordered_by(policy)
+    if isinstance(on_fail, DeadLetter):
         raise InvalidOption(
             "on_fail=DeadLetter(...) is not for an iterator, which holds failed messages: use HoldKey or HoldQueue, "
             "and dead() for a dead letter"
@@ -146,7 +146,7 @@ def subscriptions_for(topics: str | Sequence[str], tags: str, policy: FailurePol
     names = [topics] if isinstance(topics, str) else list(topics) if isinstance(topics, Iterable) else topics
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise InvalidOption(f"topics={shown(topics)} must be the name of a topic, or a list of names")
-    return [Subscription(topic=name, tags=tags, order=order, policy=found, run_limit=1) for name in names]
+    return [Subscription(topic=name, tags=tags, order=order, policy=on_fail, run_limit=1) for name in names]
 
 
 class Undecided:

@@ -112,13 +112,13 @@ class ConsumerEngine:
         topics = [each.topic for each in subscriptions]
         if len(set(topics)) != len(topics):
             raise InvalidOption(f"a topic may have one handler in a group, two are given: {sorted(topics)}")
-        found, options = list(subscriptions), self.options
+        with_retries, options = list(subscriptions), self.options
         if not options.broadcasting:
-            found.append(retry_subscription(options.group, found, asyncio.get_running_loop()))
+            with_retries.append(retry_subscription(options.group, with_retries, asyncio.get_running_loop()))
         if options.history.on:
             group = group_in_history(options, self.client_id)
-            found = [recorded(each, group, options.history, options.clock) for each in found]
-        return found
+            with_retries = [recorded(each, group, options.history, options.clock) for each in with_retries]
+        return with_retries
 
     async def run(self) -> None:
         """Works until stopped. Raises `GroupConflict` if another member of the group consumes in another way."""
@@ -319,8 +319,8 @@ Prepare: TypeAlias = Callable[[], AbstractAsyncContextManager[Sequence[Subscript
 """Makes the subscriptions of a consumer, and keeps open what they need."""
 
 
-def just(subscriptions: Sequence[Subscription]) -> Prepare:
-    """Subscriptions that need nothing."""
+def without_resources(subscriptions: Sequence[Subscription]) -> Prepare:
+    """Prepares subscriptions that need nothing kept open."""
     return lambda: contextlib.nullcontext(subscriptions)
 
 

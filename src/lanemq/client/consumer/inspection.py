@@ -258,16 +258,16 @@ def held_lanes(member: Member) -> HeldLanesBody:
         for key, until in (*((key, -1) for key in view.parked_here), *view.held)
     ]
     held.sort(key=lambda each: each[0])
-    found = HeldLanesBody(more=max(0, len(held) - MAX_HELD_LANES))
+    body = HeldLanesBody(more=max(0, len(held) - MAX_HELD_LANES))
     now = member.options.clock.now()
     for _, assigned, key in held[:MAX_HELD_LANES]:
         queue, lane = assigned.queue, _lane_view(assigned, key, now)
         if lane is not None and (lane.until is not None or lane.state is LaneActivity.PARKED):
             state = _lane_answer(lane, now, UNKNOWN)
-            found.lanes.append(  # otherwise its next attempt began in between
+            body.lanes.append(  # otherwise its next attempt began in between
                 HeldLaneBody(topic=queue.topic, broker=queue.broker, queue_id=queue.queue_id, key=key, state=state)
             )
-    return found
+    return body
 
 
 def _view(assigned: AssignedQueue) -> QueueView | None:

@@ -8,7 +8,7 @@ consumer.start()
 
 from typing import Unpack
 
-from lanemq.client.consumer.engine import EngineThread, just
+from lanemq.client.consumer.engine import EngineThread, without_resources
 from lanemq.client.consumer.inspection import ConsumerSnapshot, take_snapshot
 from lanemq.client.consumer.options import ConsumerSettings, StartFrom, consumer_options
 from lanemq.client.consumer.turns.handler import (
@@ -99,7 +99,7 @@ class PushConsumer:
         if self._handler is None:
             raise InvalidOption("no listener: call register_orderly or register_concurrent first")
         thread = EngineThread(
-            self.options, just([self._subscription(topic, tags) for topic, tags in self._topics.items()])
+            self.options, without_resources([self._subscription(topic, tags) for topic, tags in self._topics.items()])
         )
         self._thread = thread
         thread.start(finish_on_sigterm=True)

@@ -107,12 +107,12 @@ class LaneOffsets:
         """Up to `limit` offsets from this one on."""
         if not self._count:
             return []
-        offset, found = max(offset, self.first), list[int]()
+        offset, selected = max(offset, self.first), list[int]()
         for each in self._full:
-            if each.last >= offset and len(found) < limit:
+            if each.last >= offset and len(selected) < limit:
                 offsets = self._first_offsets() if each is self._full[0] else unpack(each.data)
-                found += offsets[bisect_left(offsets, offset) :][: limit - len(found)]
-        return found + self._tail[bisect_left(self._tail, offset) :][: limit - len(found)]
+                selected += offsets[bisect_left(offsets, offset) :][: limit - len(selected)]
+        return selected + self._tail[bisect_left(self._tail, offset) :][: limit - len(selected)]
 
     def extend(self, offsets: Sequence[int]) -> list[ChunkRow]:
         """Adds offsets above all others; returns the rows that changed."""

@@ -69,10 +69,10 @@ class LostMembers:
 
     def remove(self, group: str, client_id: str) -> bool:
         """Forget a member that is back or has left; False if it was not lost."""
-        found = self._members.pop((group, client_id), None)
-        for topic, tags in found.topics.items() if found is not None else ():
+        member = self._members.pop((group, client_id), None)
+        for topic, tags in member.topics.items() if member is not None else ():
             self._remove_filter(group, topic, client_id, tags)
-        return found is not None
+        return member is not None
 
     def left(self, group: str, topic: str, tags: Tags) -> list[str]:
         """Forget the filters that are contained in that of a member which has left; returns clients without others."""
@@ -87,12 +87,12 @@ class LostMembers:
 
     def due(self, *, now: Millis, limit: int) -> list[tuple[str, str]]:
         """The first members, group and client id, whose time is over."""
-        found: list[tuple[str, str]] = []
+        ended: list[tuple[str, str]] = []
         for key, member in self._members.items():
-            if member.until > now or len(found) == limit:
+            if member.until > now or len(ended) == limit:
                 break
-            found.append(key)
-        return found
+            ended.append(key)
+        return ended
 
     def paused(self, duration: Millis, *, now: Millis) -> None:
         """Do not count this time, once for each member: the broker did not run, so nobody could come back."""
@@ -120,9 +120,9 @@ class LostMembers:
         return tuple(self._filters.get(group, ()))
 
     def of_member(self, group: str, client_id: str) -> Iterator[LostFilter]:
-        found = self._members[group, client_id]
-        for topic, tags in found.topics.items():
-            yield LostFilter(group, topic, client_id, tags, found.until)
+        member = self._members[group, client_id]
+        for topic, tags in member.topics.items():
+            yield LostFilter(group, topic, client_id, tags, member.until)
 
     def last(self, group: str, topic: str, tags: Tags) -> LostFilter:
         """The member with this filter of a topic that was lost last."""

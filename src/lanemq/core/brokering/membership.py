@@ -274,17 +274,17 @@ class _Group:
 
         None of them if they wait for a lost member, who will be back or is given up.
         """
-        found = [client for client, topics in self.topics.items() if len(topics) == len(self.subscribers)]
+        clients = [client for client, topics in self.topics.items() if len(topics) == len(self.subscribers)]
         is_lost = any(self.wider_lost(topic) is not None for topic in self.lost.topics(self.name))
         if not is_lost and not any(len(filters.counts) > 1 for filters in self.filters.values()):
-            return found
-        ready = [client for client in found if not any(map(self.waits, self.topics[client].values()))]
-        return ready if ready or is_lost else found
+            return clients
+        ready = [client for client in clients if not any(map(self.waits, self.topics[client].values()))]
+        return ready if ready or is_lost else clients
 
     def newest(self, topic: str) -> GroupSubscription | None:
         """The subscription to a topic with the highest version."""
-        found = [topics[topic] for topics in self.topics.values() if topic in topics]
-        return max(found, key=lambda each: each.version, default=None)
+        subscriptions = [topics[topic] for topics in self.topics.values() if topic in topics]
+        return max(subscriptions, key=lambda each: each.version, default=None)
 
     def check(self) -> None:
         assert self.members
@@ -542,8 +542,8 @@ class Membership:
         """The filter of a LaneMQ member, present or lost, that selects all that others of the group select; None if
         there is no such member."""
         known = self._groups.get(group)
-        found = None if known is None else known.widest(topic)
-        return self._lost.widest(group, topic) if found is None else found
+        widest = None if known is None else known.widest(topic)
+        return self._lost.widest(group, topic) if widest is None else widest
 
     def waits(self, group: str, topic: str, client_id: str) -> bool:
         """Whether a member may take no queue of a topic, because another one has a wider filter."""
@@ -553,13 +553,13 @@ class Membership:
 
     def selections(self, group: str) -> Mapping[str, WidestFilter]:
         """Topic → what its LaneMQ members select, present and lost ones."""
-        known, found = self._groups.get(group), dict[str, WidestFilter]()
+        known, selections = self._groups.get(group), dict[str, WidestFilter]()
         for topic in dict.fromkeys((*(known.filters if known is not None else ()), *self._lost.topics(group))):
             filters = None if known is None else known.filters.get(topic)
             lost = self._lost.filters(group, topic)
             both = {*(filters.counts if filters else ()), *(lost.clients if lost else ())}
-            found[topic] = WidestFilter(self.widest(group, topic), len(both) > 1)
-        return found
+            selections[topic] = WidestFilter(self.widest(group, topic), len(both) > 1)
+        return selections
 
     def filters(self, group: str, topic: str) -> TopicFilters | None:
         """The tag filters of a topic's present members."""
@@ -657,8 +657,8 @@ class Membership:
     def _waits_for(self, group: str) -> dict[str, Tags]:
         """Topic → the filter of lost members that present members of the group wait for."""
         known = self._groups.get(group)
-        found = {} if known is None else {topic: known.wider_lost(topic) for topic in self._lost.topics(group)}
-        return {topic: tags for topic, tags in found.items() if tags is not None}
+        wider = {} if known is None else {topic: known.wider_lost(topic) for topic in self._lost.topics(group)}
+        return {topic: tags for topic, tags in wider.items() if tags is not None}
 
     def _remove(self, keys: Iterable[tuple[str, _Member]], now: Millis | None = None) -> Changes:
         """Remove connections of members, who leave, or are lost `now`."""
@@ -765,8 +765,8 @@ def _moves_queues(held: Mapping[str, GroupSubscription], taken: Mapping[str, Gro
 
 
 def _has_filter(topics: Mapping[str, GroupSubscription], topic: str, tags: Tags) -> bool:
-    found = topics.get(topic)
-    return found is not None and found.ordered is not None and found.tags == tags
+    subscription = topics.get(topic)
+    return subscription is not None and subscription.ordered is not None and subscription.tags == tags
 
 
 def _only_kind(subscriptions: Iterable[GroupSubscription]) -> bool | None:

@@ -131,10 +131,10 @@ class Quotas:
         if held is None:
             return
         party, before = held
-        given = before if count is None else min(count, before)
-        if given < before:
-            self._held[quota][name] = (party, before - given)
-        left = self._sums[quota, party] - given
+        returned = before if count is None else min(count, before)
+        if returned < before:
+            self._held[quota][name] = (party, before - returned)
+        left = self._sums[quota, party] - returned
         if left:
             self._sums[quota, party] = left
         else:

@@ -227,10 +227,10 @@ def verify(backup: Path) -> BackupManifest:
     for file in manifest.files:
         fd = _open(backup / file.name)
         try:
-            found = _entry(fd, file.name)
+            entry = _entry(fd, file.name)
         finally:
             os.close(fd)
-        if found != file:
+        if entry != file:
             raise _damaged(backup, file)
     return manifest
 
@@ -391,16 +391,16 @@ def _exists(path: Path) -> bool:
 def _open_segments(folder: Path, kept: contextlib.ExitStack) -> list[tuple[str, int, int]]:
     """Name, descriptor and size of every segment. Retention may delete a file that is open; its bytes stay readable."""
     names = sorted(entry.name for entry in folder.iterdir() if segment_start(entry.name) is not None)
-    found: list[tuple[str, int]] = []
+    opened: list[tuple[str, int]] = []
     for name in names:
         try:
             fd = os.open(folder / name, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            found.clear()  # retention deletes the oldest ones first
+            opened.clear()  # retention deletes the oldest ones first
             continue
         kept.callback(os.close, fd)
-        found.append((name, fd))
-    return [(name, fd, os.fstat(fd).st_size) for name, fd in found]
+        opened.append((name, fd))
+    return [(name, fd, os.fstat(fd).st_size) for name, fd in opened]
 
 
 def _copy_from(fd: int, size: int, target: Path, name: str) -> CopiedFile:

@@ -48,38 +48,38 @@ class Examined:
 
 def examine(data: Path, *, scan: bool = False) -> Examined:
     """Look at a data folder. `scan` reads every record, unless a broker uses the folder."""
-    found = Examined(holder=holder(data))
-    found.killed = found.holder is None and (data / "running").exists()
-    found.torn_files = len(list((data / "torn").glob("*.torn")))
-    found.unusable = _unusable(data)
+    examined = Examined(holder=holder(data))
+    examined.killed = examined.holder is None and (data / "running").exists()
+    examined.torn_files = len(list((data / "torn").glob("*.torn")))
+    examined.unusable = _unusable(data)
     log, database = data / "log", data / "state.db"
     known_end = 0
     if os.access(database, os.R_OK) or not database.exists():
-        if found.holder is None and (any(_segments(log)) or (data / "recovery.json").exists()):
-            found.state_problem = lost_state(database, running=found.killed)
-        if found.state_problem is None and database.exists():
-            known_end = _read_state(database, found)
+        if examined.holder is None and (any(_segments(log)) or (data / "recovery.json").exists()):
+            examined.state_problem = lost_state(database, running=examined.killed)
+        if examined.state_problem is None and database.exists():
+            known_end = _read_state(database, examined)
     segments = _segments(log)  # after the state: a running broker makes them longer
-    found.log_bytes = sum(size for _, size in segments)
+    examined.log_bytes = sum(size for _, size in segments)
     end = max((start + size for start, size in segments), default=0)
     if end < known_end and os.access(log, os.R_OK | os.X_OK):
-        found.log_problem = (
+        examined.log_problem = (
             f"the newest files of the log are missing or cut: it ends at byte {end:,}, and state.db knows it up to "
             f"byte {known_end:,}"
         )
     if scan and log.is_dir():
-        _scan(data, found)
-    return found
+        _scan(data, examined)
+    return examined
 
 
 def _unusable(data: Path) -> list[Path]:
     needed = os.R_OK if is_read_only(data) else os.R_OK | os.W_OK
-    found = []
+    unusable = []
     with contextlib.suppress(FileNotFoundError):  # deleted by a running broker
         for path in _used_paths(data):
             if not os.access(path, needed) and path.exists():
-                found.append(path)
-    return found
+                unusable.append(path)
+    return unusable
 
 
 def _used_paths(data: Path) -> Iterator[Path]:
@@ -95,13 +95,13 @@ def _used_paths(data: Path) -> Iterator[Path]:
 
 def _segments(folder: Path) -> list[tuple[int, int]]:
     """Start and size of every file of the log that can be seen."""
-    found = []
+    segments = []
     with contextlib.suppress(OSError):
         for each in folder.iterdir():
             start = segment_start(each.name)
             if start is not None:
-                found.append((start, each.stat().st_size))
-    return found
+                segments.append((start, each.stat().st_size))
+    return segments
 
 
 def is_read_only(folder: Path) -> bool:
@@ -109,7 +109,7 @@ def is_read_only(folder: Path) -> bool:
     return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
 
 
-def _read_state(path: Path, found: Examined) -> int:
+def _read_state(path: Path, examined: Examined) -> int:
     """Returns how far the database knows the log.
 
     Opened read-only, so that closing the connection leaves the write-ahead log of a killed broker in place. SQLite
@@ -124,19 +124,19 @@ def _read_state(path: Path, found: Examined) -> int:
     position = 0
     try:
         with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True)) as db:
-            (found.layout,) = db.execute("PRAGMA user_version").fetchone()
+            (examined.layout,) = db.execute("PRAGMA user_version").fetchone()
             if db.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
-                found.state_problem = f"{path} is damaged"
+                examined.state_problem = f"{path} is damaged"
                 return 0
-            (found.topics,) = db.execute("SELECT count(*) FROM topics").fetchone()
-            (found.groups,) = db.execute("SELECT count(DISTINCT grp) FROM offsets").fetchone()
+            (examined.topics,) = db.execute("SELECT count(*) FROM topics").fetchone()
+            (examined.groups,) = db.execute("SELECT count(DISTINCT grp) FROM offsets").fetchone()
             row = db.execute("SELECT last_store_time, position FROM checkpoint").fetchone()
-            found.last_store_time, position = row or (0, 0)
+            examined.last_store_time, position = row or (0, 0)
             row = db.execute("SELECT value FROM kv WHERE name = ?", (LAST_RUN,)).fetchone()
-            found.last_run = 0 if row is None else int(row[0])
-            found.damage = [DamageRow(*row) for row in db.execute("SELECT position, length, reason FROM damage")]
+            examined.last_run = 0 if row is None else int(row[0])
+            examined.damage = [DamageRow(*row) for row in db.execute("SELECT position, length, reason FROM damage")]
     except sqlite3.Error as error:
-        found.state_problem = f"{path} cannot be read: {error}"
+        examined.state_problem = f"{path} cannot be read: {error}"
     return position
 
 
@@ -147,33 +147,33 @@ class _NoChanges(RealDisk):
         pass
 
 
-def _scan(data: Path, found: Examined) -> None:
+def _scan(data: Path, examined: Examined) -> None:
     """Read the whole log. The folder is locked, so that no broker starts and changes files under the scan."""
     try:
         lock = DataLock(data, reading=True)
     except LogInUse:
-        found.scan_problem = "a broker uses the folder: stop it, or scan a restored backup"
+        examined.scan_problem = "a broker uses the folder: stop it, or scan a restored backup"
         return
     except OSError as error:
-        found.scan_problem = f"the folder cannot be locked: {error.strerror}"
+        examined.scan_problem = f"the folder cannot be locked: {error.strerror}"
         return
     try:
-        _read_all(data / "log", found)
+        _read_all(data / "log", examined)
     except OSError as error:
-        found.scan_problem = f"the log cannot be read: {error.strerror}"
+        examined.scan_problem = f"the log cannot be read: {error.strerror}"
     finally:
         lock.close()
 
 
-def _read_all(folder: Path, found: Examined) -> None:
+def _read_all(folder: Path, examined: Examined) -> None:
     log = CommitLog(folder, _NoChanges())
     try:
-        known = {row.position for row in found.damage}
-        found.scanned = 0
+        known = {row.position for row in examined.damage}
+        examined.scanned = 0
         for part in scan_log(log, log.start):
             if not isinstance(part, Damaged):
-                found.scanned += 1
+                examined.scanned += 1
             elif part.position not in known:
-                found.damage.append(DamageRow(part.position, part.length, part.reason))
+                examined.damage.append(DamageRow(part.position, part.length, part.reason))
     finally:
         log.close()

@@ -442,8 +442,8 @@ def _no_space(path: Path) -> DiskFull:
 
 
 def _is_full(path: Path) -> bool:
-    found = os.statvfs(path.parent)
-    return found.f_bavail * found.f_frsize < 1024 * 1024
+    volume = os.statvfs(path.parent)
+    return volume.f_bavail * volume.f_frsize < 1024 * 1024
 
 
 def _damaged(path: Path, problem: str) -> StorageError:

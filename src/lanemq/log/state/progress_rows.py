@@ -62,7 +62,7 @@ class ProgressRows:
 
     def lanes(self) -> list[SavedLane]:
         columns = "grp, topic, broker, queue_id, key, reason, attempts, since, status, through, first"
-        found = []
+        lanes = []
         for row in self._state.rows(f"SELECT {columns} FROM parked_lanes"):
             lane, (reason, attempts, since, status, through, first) = row[:5], row[5:]
             group, *queue, key = lane
@@ -70,13 +70,13 @@ class ProgressRows:
             query = f"SELECT start, offsets FROM parked_chunks WHERE {_OF_LANE} ORDER BY start"
             chunks = self._state.rows(query, lane)
             failure = Failure(reason, attempts)
-            found.append(SavedLane(name, failure, Millis(since), LaneStatus(status), through, first, chunks))
-        return found
+            lanes.append(SavedLane(name, failure, Millis(since), LaneStatus(status), through, first, chunks))
+        return lanes
 
     def copies(self, name: LaneName, start: int, limit: int) -> list[tuple[int, bytes]]:
         query = f"SELECT value, record FROM parked_messages WHERE {_OF_LANE} AND value >= ? ORDER BY value LIMIT ?"
-        found: list[tuple[int, bytes]] = self._state.rows(query, (*_id(name), start, limit))
-        return found
+        copies: list[tuple[int, bytes]] = self._state.rows(query, (*_id(name), start, limit))
+        return copies
 
 
 def _save_lane(db: Any, lane: SavedLane) -> None:

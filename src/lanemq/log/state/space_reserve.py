@@ -58,8 +58,8 @@ class SpaceReserve:
         """Give the space back if the disk has less left than that. At a start: once the folder is locked, because the
         reserve of a running broker is not ours, and before anything is written."""
         with contextlib.suppress(OSError):  # there is no folder yet, or no reserve
-            found, size = os.statvfs(self._path.parent), self._path.stat().st_size
-            if found.f_bavail * found.f_frsize < size:
+            volume, size = os.statvfs(self._path.parent), self._path.stat().st_size
+            if volume.f_bavail * volume.f_frsize < size:
                 self.release()
 
     def release(self) -> bool:

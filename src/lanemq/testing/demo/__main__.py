@@ -128,11 +128,11 @@ def _counts(run: DemoRun, admin: Admin) -> tuple[int, int, int]:
 
 
 def _kill_executor(run: DemoRun, progress: Progress) -> None:
-    found = executors(run.processes["pipeline"].pid)
-    if not found:
+    processes = executors(run.processes["pipeline"].pid)
+    if not processes:
         raise LaneError("Spark has no executor in a process of its own that could be killed: use a cluster as --master")
-    run.kill("executor", found[0])
-    progress.console.print(f"killed one of {len(found)} Spark executors with SIGKILL half-way")
+    run.kill("executor", processes[0])
+    progress.console.print(f"killed one of {len(processes)} Spark executors with SIGKILL half-way")
 
 
 if __name__ == "__main__":

@@ -50,8 +50,8 @@ def rows_in(table: Path) -> int:
 
 def read_rows(table: Path) -> list[Transition]:
     columns = ", ".join(f'"{name}"' for name in Transition._fields)
-    found = QueryBuilder().register("t", DeltaTable(str(table))).execute(f"select {columns} from t").read_all()
-    return [Transition(**row) for row in pa.table(found).to_pylist()]
+    rows = QueryBuilder().register("t", DeltaTable(str(table))).execute(f"select {columns} from t").read_all()
+    return [Transition(**row) for row in pa.table(rows).to_pylist()]
 
 
 def compare(rows: Iterable[Transition], truth: Mapping[str, OrderTruth]) -> TableVerdict:

@@ -106,9 +106,9 @@ def start_broker(run: DemoRun) -> str:
     )  # fmt: skip
     for _ in until("the broker to start"):
         run.check_alive()
-        found = BROKER_READY.search(run.log_of("broker").read_text())
-        if found:
-            return found[1]
+        match = BROKER_READY.search(run.log_of("broker").read_text())
+        if match:
+            return match[1]
     raise AssertionError
 
 
@@ -122,9 +122,9 @@ def start_console(run: DemoRun, checkpoint: Path) -> str:
         "lanemq.cli.main", "console", "--server", run.address, "--listen", "127.0.0.1:0", "--pipeline", str(checkpoint),
     )  # fmt: skip
     for _ in until("the console to start"):
-        found = re.search(r"^LaneMQ console on (\S+)", run.log_of("console").read_text(), re.MULTILINE)
-        if found:
-            return found[1]
+        match = re.search(r"^LaneMQ console on (\S+)", run.log_of("console").read_text(), re.MULTILINE)
+        if match:
+            return match[1]
         if run.processes["console"].poll() is not None:
             del run.processes["console"]
             return f"no page ({run.last_line('console')})"

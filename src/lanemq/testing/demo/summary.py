@@ -124,9 +124,9 @@ class BatchLine(msgspec.Struct):
 
 def pipeline_totals(log: Path) -> Counter[str]:
     """The stage's counts over all batches, and `batches`."""
-    found: Counter[str] = Counter()
+    totals: Counter[str] = Counter()
     for line in log.read_text(errors="replace").splitlines():
         if line.startswith("{"):
             batch = msgspec.json.decode(line, type=BatchLine)
-            found.update(batches=1, replayed=int(batch.repeated), **batch.counts)
-    return found
+            totals.update(batches=1, replayed=int(batch.repeated), **batch.counts)
+    return totals

@@ -76,9 +76,9 @@ def checked(world: World, folder: Path) -> list[str]:
     for name, count in report.coverage.items():
         world.trace.count(name, count)
     against = [each for each in report.violations if each.invariant != "L1" or _was_waited_for(each)]
-    found = [f"{each.invariant} {each.text}" for each in against[:5]]
+    problems = [f"{each.invariant} {each.text}" for each in against[:5]]
     if report.verdict is Verdict.UNKNOWN:
-        found += [f"the checker cannot decide: {reason}" for reason in report.reasons]
+        problems += [f"the checker cannot decide: {reason}" for reason in report.reasons]
     if against:
-        found += ["around the first violation:", *report.around]
-    return found
+        problems += ["around the first violation:", *report.around]
+    return problems

@@ -58,9 +58,9 @@ def _run_in_memory(plan: Plan, listen: Callable[[str], None] | None) -> Result:
         world = World(plan, folder / "data", listen)
         with _own_identity(world), _errors_as_problems(world):
             Simulation(world).run()
-        found = [*world.problems, *checked(world, folder / "history")]
+        problems = [*world.problems, *checked(world, folder / "history")]
     trace = world.trace
-    return Result(plan.seed, found, trace.digest(), world.loop.time(), dict(trace.seen), list(trace.last))
+    return Result(plan.seed, problems, trace.digest(), world.loop.time(), dict(trace.seen), list(trace.last))
 
 
 class Simulation:

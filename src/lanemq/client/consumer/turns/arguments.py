@@ -92,12 +92,12 @@ class Signature(NamedTuple):
 
     def dependencies(self) -> Iterator[tuple[Parameter, Depends]]:
         """The parameters with `Depends`, also those of the functions that make others."""
-        found = [each for each in self.parameters if each is not None]
-        while found:
-            each = found.pop()
+        parameters = [each for each in self.parameters if each is not None]
+        while parameters:
+            each = parameters.pop()
             if each.depends is not None:
                 yield each, each.depends
-            found += each.needs
+            parameters += each.needs
 
 
 def read_signature(handler: Handler, codec: Codec, *, batched: bool) -> Signature:
@@ -219,45 +219,47 @@ def missing_types(signature: Signature, provided: Provided) -> Iterator[tuple[st
 
 
 def _turn(
-    handler: Handler, signature: Signature, middleware: tuple[Middleware, ...], provided: Provided, given: Any
+    handler: Handler, signature: Signature, middleware: tuple[Middleware, ...], provided: Provided, delivered: Any
 ) -> Any:
     with contextlib.ExitStack() as stack:
         for each in middleware:
-            stack.enter_context(_context(each(_batch(given, signature))))
-        made = [_argument(role, stack, provided, given) if role is not None else None for role in signature.parameters]
-        return handler(*_with_event(signature, made, given))
+            stack.enter_context(_context(each(_batch(delivered, signature))))
+        made = [
+            _argument(role, stack, provided, delivered) if role is not None else None for role in signature.parameters
+        ]
+        return handler(*_with_event(signature, made, delivered))
 
 
-def _argument(role: Parameter, stack: contextlib.ExitStack, provided: Provided, given: Any) -> Any:
+def _argument(role: Parameter, stack: contextlib.ExitStack, provided: Provided, delivered: Any) -> Any:
     if role.depends is None:
-        return given
+        return delivered
     make = role.depends.make
     if make is None:
         return provided[role.wanted]
-    made = make(**{each.name: _argument(each, stack, provided, given) for each in role.needs})
+    made = make(**{each.name: _argument(each, stack, provided, delivered) for each in role.needs})
     return stack.enter_context(_context(made)) if role.is_context else made
 
 
 async def _turn_async(
-    handler: Handler, signature: Signature, middleware: tuple[Middleware, ...], provided: Provided, given: Any
+    handler: Handler, signature: Signature, middleware: tuple[Middleware, ...], provided: Provided, delivered: Any
 ) -> Any:
     async with contextlib.AsyncExitStack() as stack:
         for each in middleware:
-            await _entered(each(_batch(given, signature)), stack)
+            await _entered(each(_batch(delivered, signature)), stack)
         made = [
-            await _async_argument(role, stack, provided, given) if role is not None else None
+            await _async_argument(role, stack, provided, delivered) if role is not None else None
             for role in signature.parameters
         ]
-        return await handler(*_with_event(signature, made, given))
+        return await handler(*_with_event(signature, made, delivered))
 
 
-async def _async_argument(role: Parameter, stack: contextlib.AsyncExitStack, provided: Provided, given: Any) -> Any:
+async def _async_argument(role: Parameter, stack: contextlib.AsyncExitStack, provided: Provided, delivered: Any) -> Any:
     if role.depends is None:
-        return given
+        return delivered
     make = role.depends.make
     if make is None:
         return provided[role.wanted]
-    made = make(**{each.name: await _async_argument(each, stack, provided, given) for each in role.needs})
+    made = make(**{each.name: await _async_argument(each, stack, provided, delivered) for each in role.needs})
     if role.is_context:
         return await _entered(made, stack)
     return await made if inspect.isawaitable(made) else made
@@ -288,16 +290,16 @@ def has_yield(make: Callable[..., Any]) -> bool:
     return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
 
 
-def _with_event(signature: Signature, made: list[Any], given: Any) -> list[Any]:
+def _with_event(signature: Signature, made: list[Any], delivered: Any) -> list[Any]:
     """The arguments; the event is decoded last, inside the middleware, which sees its error."""
     if signature.event is not None:
         event = _events if signature.batched else _event
-        made[signature.parameters.index(None)] = event(signature.event, given)
+        made[signature.parameters.index(None)] = event(signature.event, delivered)
     return made
 
 
-def _batch(given: Any, signature: Signature) -> Batch:
-    return given if signature.batched else (given,)
+def _batch(delivered: Any, signature: Signature) -> Batch:
+    return delivered if signature.batched else (delivered,)
 
 
 def _event(decode: Decode, message: Message) -> Any:
@@ -344,12 +346,12 @@ def _required(function: Handler, name: str) -> list[inspect.Parameter]:
 
 def _hints(function: Handler, name: str, parameters: Sequence[inspect.Parameter]) -> dict[str, Any]:
     """The annotations of these parameters. Others may be names that only a type checker can read."""
-    found = innermost_function(function.__init__ if inspect.isclass(function) else function)
+    written = innermost_function(function.__init__ if inspect.isclass(function) else function)
     names = {each.name for each in parameters}
     try:
-        declared = getattr(found, "__annotations__", {})
+        declared = getattr(written, "__annotations__", {})
         wanted = SimpleNamespace(__annotations__={each: kind for each, kind in declared.items() if each in names})
-        return get_type_hints(wanted, getattr(found, "__globals__", {}), _local_names(found), include_extras=True)
+        return get_type_hints(wanted, getattr(written, "__globals__", {}), _local_names(written), include_extras=True)
     except (NameError, TypeError, SyntaxError) as error:
         raise InvalidOption(
             f"the annotations of {name} cannot be read: {error}; define or import the types at module level, and not "
@@ -361,13 +363,13 @@ def _local_names(function: Any) -> dict[str, Any]:
     """The names of the functions around a handler, whose own types it may use in annotations that are text."""
     if "<locals>" not in getattr(function, "__qualname__", ""):
         return {}
-    found: dict[str, Any] = {}
+    names: dict[str, Any] = {}
     frame = inspect.currentframe()
     while frame is not None:
         if frame.f_globals is function.__globals__ and frame.f_code.co_name != "<module>":
-            found = {**frame.f_locals, **found}  # the nearest one counts
+            names = {**frame.f_locals, **names}  # the nearest one counts
         frame = frame.f_back
-    return found
+    return names
 
 
 def _role(function: str, name: str, wanted: Any, makers: tuple[Any, ...] = ()) -> Parameter | None:

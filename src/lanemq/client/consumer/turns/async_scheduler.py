@@ -33,9 +33,9 @@ class AsyncScheduler(Scheduler):
         slept, deadline = False, self._deadline(timeout)
         while not self._closed:
             with self:
-                found = self._single_run(wake_another=slept)
-            if found is not None or (deadline is not None and self._clock.now() >= deadline):
-                return found
+                run = self._single_run(wake_another=slept)
+            if run is not None or (deadline is not None and self._clock.now() >= deadline):
+                return run
             slept = True
             await self._sleep(self._pause(deadline), watch=False)
         return None

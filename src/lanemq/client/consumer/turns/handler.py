@@ -72,8 +72,8 @@ class Retry(HandlerVerdict):
     def __init__(self, after: Seconds | None = None, *, message: Message | int | None = None) -> None:
         self.after = after = after.total_seconds() if isinstance(after, timedelta) else after
         self.message = message
-        given = f"{after:g} s" if isinstance(after, (int, float)) else str(after)
-        super().__init__("try again" if after is None else f"try again after {given}")
+        wait = f"{after:g} s" if isinstance(after, (int, float)) else str(after)
+        super().__init__("try again" if after is None else f"try again after {wait}")
 
 
 class Skip(HandlerVerdict):
@@ -480,8 +480,8 @@ def innermost_function(handler: Handler) -> Any:
 
 
 def _wrapped(handler: Handler) -> Handler | None:
-    found: Handler | None = getattr(handler, "__wrapped__", None)
-    return found
+    wrapped: Handler | None = getattr(handler, "__wrapped__", None)
+    return wrapped
 
 
 def returns_awaitable(handler: Handler) -> bool:

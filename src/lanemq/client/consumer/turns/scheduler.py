@@ -96,8 +96,8 @@ class Scheduler:
         slept, deadline = False, self._deadline(timeout)
         while not self._closed:
             with self._mutex:
-                found = self._single_run(wake_another=slept)
-                ended = found is not None or (deadline is not None and self._clock.now() >= deadline)
+                run = self._single_run(wake_another=slept)
+                ended = run is not None or (deadline is not None and self._clock.now() >= deadline)
                 if not (ended or self._closed or self._lanes.has_changes):
                     slept = True
                     self._sleep_until_changed(self._pause(deadline))
@@ -105,7 +105,7 @@ class Scheduler:
             for callback in callbacks:
                 callback()
             if ended:
-                return found
+                return run
         return None
 
     def finish(
@@ -219,12 +219,12 @@ class Scheduler:
         return filled > 0
 
     def _single_run(self, *, wake_another: bool) -> MessageRun | None:
-        found = self._lanes.next_run(now=self._clock.now())
-        if not isinstance(found, LaneRun):
+        run = self._lanes.next_run(now=self._clock.now())
+        if not isinstance(run, LaneRun):
             return None
         if wake_another:
             self._wake(1)
-        return found
+        return run
 
     def _deadline(self, timeout: Seconds | None) -> Millis | None:
         return None if timeout is None else Millis(self._clock.now() + to_millis(timeout))

@@ -101,7 +101,7 @@ def retry_subscription(
     if all(each.async_handler is not None for each in subscriptions):
         coroutines = {each.topic: each.async_handler for each in subscriptions if each.async_handler is not None}
         return replace(retries, handler=None, async_handler=async_by_topic(coroutines))
-    handlers = {each.topic: found for each in subscriptions if (found := _for_threads(each, loop)) is not None}
+    handlers = {each.topic: handler for each in subscriptions if (handler := _for_threads(each, loop)) is not None}
     return replace(retries, handler=by_topic(handlers) if handlers else None, async_handler=None)
 
 
