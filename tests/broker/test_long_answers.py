@@ -10,7 +10,7 @@ from tests.broker.running import ManualClock, RunningBroker
 from tests.net.test_loop_slices import iterations
 
 from lanemq.broker.dispatch import WatchedRequest
-from lanemq.broker.handlers import stats
+from lanemq.broker.handlers import progress
 from lanemq.broker.long_answers import MAX_PER_PEER, LongAnswers, Steps
 from lanemq.clock import SystemClock
 from lanemq.model.errors import BrokerBusy, BrokerRefused
@@ -199,7 +199,7 @@ def test_a_reset_changes_nothing_if_the_topic_changes_while_it_looks(
 def test_an_answer_that_no_client_could_read_is_refused(
     used: RunningBroker, monkeypatch: pytest.MonkeyPatch, code: RequestCode
 ) -> None:
-    monkeypatch.setattr(stats, "MAX_ANSWER_BYTES", 20)
+    monkeypatch.setattr(progress, "MAX_ANSWER_BYTES", 20)
     reply = used.connect().ask(code, ASKED[code])
     assert reply.code == ResponseCode.SYSTEM_ERROR
     assert "for one answer" in (reply.remark or "")

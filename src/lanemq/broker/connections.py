@@ -3,11 +3,10 @@
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from lanemq.broker.context import BrokerContext
+from lanemq.broker.context import GroupContext
 from lanemq.broker.dispatch import Handler
 from lanemq.broker.group_rules import members_changed
 from lanemq.broker.handlers.groups import GroupHandler
-from lanemq.broker.handlers.pull import PullHandler
 from lanemq.core.brokering.lock_table import DISCONNECT_GRACE_MS
 from lanemq.core.brokering.membership import ConnectionId
 from lanemq.net.peer import Peer
@@ -18,23 +17,24 @@ StoreSends = Callable[[Peer, deque[Frame]], bool]
 
 
 class Connections:
-    """The connections of a broker."""
+    """The connections of a broker or a coordinator."""
 
     def __init__(
         self,
-        parts: BrokerContext,
+        parts: GroupContext,
         handle: Handler,
-        store_sends: StoreSends | None,
-        pull: PullHandler,
         groups: GroupHandler,
+        *,
+        store_sends: StoreSends | None = None,
+        on_closed: Callable[[Peer], None] | None = None,
     ) -> None:
         """`handle` is the dispatch, behind a guard if there are users. `store_sends` is None then: each request must be
         checked."""
         self._handle = handle
         self._store_sends = store_sends
         self._parts = parts
-        self._pull = pull
         self._groups = groups
+        self._on_closed = on_closed
 
     def connected(self, peer: Peer) -> None:
         self._parts.notices.connected(peer)
@@ -46,7 +46,8 @@ class Connections:
 
     def closed(self, peer: Peer) -> None:
         parts, connection = self._parts, ConnectionId(peer.number)
-        self._pull.disconnected(peer)
+        if self._on_closed is not None:
+            self._on_closed(peer)
         self._groups.disconnected(peer)
         parts.notices.closed(peer)
         client_id = parts.members.client_of(connection)

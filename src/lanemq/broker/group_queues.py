@@ -50,8 +50,9 @@ class OwnQueues:
         return MessageQueue(topic, self._broker, queue_id)
 
     def existing(self, topic: str, broker: str | None, queue_id: int) -> MessageQueue:
-        if not 0 <= queue_id < self._keeper.existing(topic).queues:
-            raise no_such_queue(topic, queue_id)
+        count = self._keeper.existing(topic).queues
+        if not 0 <= queue_id < count:
+            raise no_such_queue(topic, queue_id, count)
         return MessageQueue(topic, self._broker, queue_id)
 
     def has(self, queue: MessageQueue) -> bool:
@@ -78,5 +79,6 @@ class OwnQueues:
         self._keeper.take(self._topics.ensure_retry(group, queues))
 
 
-def no_such_queue(topic: str, queue_id: int) -> BrokerRefused:
-    return BrokerRefused(ResponseCode.INVALID_PARAMETER, f"queue {queue_id} of topic {topic} does not exist")
+def no_such_queue(topic: str, queue_id: int, count: int) -> BrokerRefused:
+    text = f"queue {queue_id} of topic {topic} does not exist: it has {count}"
+    return BrokerRefused(ResponseCode.INVALID_PARAMETER, text)

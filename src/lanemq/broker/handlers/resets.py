@@ -58,7 +58,7 @@ class ResetHandler:
             return queues
         queue = self._parts.queues.named(header.topic, header.broker_name, queue_id)
         if queue not in queues:
-            raise no_such_queue(header.topic, queue_id)
+            raise no_such_queue(header.topic, queue_id, len(queues))
         return (queue,)
 
     def _reset_steps(

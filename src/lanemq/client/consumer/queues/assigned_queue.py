@@ -58,7 +58,8 @@ class AssignedQueue:
         lease: QueueLease | None,
         times: LeaseTimes,
         *,
-        lane: bool,
+        is_lanemq: bool,
+        coordinator: str | None = None,
         start: StartPosition,
     ) -> None:
         self.queue = queue
@@ -67,8 +68,12 @@ class AssignedQueue:
         self.source = source
         self.lease = lease
         self.times = times
-        self.lane = lane
-        """The broker is a LaneMQ broker: it has epochs and answers large pulls."""
+        self.is_lanemq = is_lanemq
+        """The messages are at a LaneMQ broker, which answers large pulls and stores no repeats."""
+        self.coordinator = coordinator or queue.broker
+        """The name of who grants leases and keeps offsets: the broker, or a coordinator."""
+        self.moved_at = Millis(0)
+        """When the last reset was obeyed."""
         self.released = False
         """Given back or lost; anything that still arrives for it is ignored."""
         self.lifecycle = QueueLifecycle(queue, needs_lease=lease is not None)
@@ -82,8 +87,8 @@ class AssignedQueue:
         self.moving: QueueOffset | None = None
         """The offset of a reset that is under way. Progress from before the reset is no longer reported."""
         self.start_at(ReportedProgress(start.offset, start.finished))
-        self.keeps_parked = lane and self.epoch > 0
-        """The broker stores parked lanes."""
+        self.keeps_parked = self.epoch > 0
+        """The broker or coordinator stores parked lanes."""
         self.seen: SeenStamps | None = None
         """The stamps of what was pulled, if repeats are dropped; None before the first pull and after a reset."""
         self.parked_serial = start.parked_serial
@@ -161,16 +166,16 @@ class Assignment:
     def of_topic(self, topic: str) -> list[AssignedQueue]:
         return [assigned for assigned in self if assigned.queue.topic == topic]
 
-    def at_broker(self, broker: str) -> list[AssignedQueue]:
-        """Queues of a broker that need a lease."""
-        return self.by_broker().get(broker, [])
+    def leased_by(self, coordinator: str) -> list[AssignedQueue]:
+        """Queues whose leases a broker or coordinator grants."""
+        return self.by_coordinator().get(coordinator, [])
 
-    def by_broker(self) -> dict[str, list[AssignedQueue]]:
-        """Queues that need a lease, one list per broker: a renewal is one request each."""
+    def by_coordinator(self) -> dict[str, list[AssignedQueue]]:
+        """Queues that need a lease, one list for each who grants them: a renewal is one request."""
         groups: dict[str, list[AssignedQueue]] = {}
         for assigned in self._queues.values():
             if assigned.lease is not None and not assigned.released:
-                groups.setdefault(assigned.queue.broker, []).append(assigned)
+                groups.setdefault(assigned.coordinator, []).append(assigned)
         return groups
 
     def add(self, assigned: AssignedQueue) -> None:

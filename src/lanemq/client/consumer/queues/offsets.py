@@ -139,6 +139,7 @@ class OffsetKeeper:
             self._check_leased(assigned)
             await self._calls.commit(assigned.queue, offset, assigned.epoch)
         assigned.start_at(ReportedProgress(offset))
+        assigned.moved_at = self._options.clock.now()
 
     def record_reset(self, assigned: AssignedQueue, offset: QueueOffset, reason: str) -> None:
         """Writes a change of position into the history."""
@@ -169,10 +170,10 @@ class OffsetKeeper:
         The broker may have crashed and lost its last commits; a queue without new messages would never be reported.
         An Apache broker may even have come back with an empty store.
         """
-        queues = [assigned for assigned in self._assignment if assigned.queue.broker == broker]
+        queues = [each for each in self._assignment if broker in (each.queue.broker, each.coordinator)]
         self._doubt(queues)
         for assigned in queues:
-            assigned.check_end = not assigned.lane
+            assigned.check_end = not assigned.is_lanemq
 
     def _doubt(self, queues: Iterable[AssignedQueue]) -> None:
         for assigned in queues:

@@ -9,7 +9,9 @@ never asked; there a parked lane stays in memory, and a log line says so.
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar
 
 from lanemq.background_log import ClientLog
@@ -29,12 +31,12 @@ from lanemq.core.lane_status import LaneStatus
 from lanemq.history import Place
 from lanemq.model.errors import LaneError, OffsetNotFound, ProtocolError
 from lanemq.model.queue import MessageQueue
-from lanemq.model.units import Epoch, Millis
+from lanemq.model.units import Epoch, Millis, QueueOffset
 from lanemq.net.rate_limited_log import RateLimitedLog
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import ParkHeader, ParkNextResponse
-from lanemq.wire.lane_bodies import LaneBody, NextBody, ParkAnswer, ParkBody, ParkedTable
+from lanemq.wire.lane_bodies import LaneBody, NextBody, NextOffsets, ParkAnswer, ParkBody, ParkedTable
 
 log = ClientLog(__name__)
 
@@ -273,16 +275,31 @@ class ParkCalls:
         """The lane's status and the records of its next messages; empty if none may run."""
         body = NextBody(key=request.key, done=request.done, wanted=request.wanted).encode()
         reply = await self._ask(queue, epoch, RequestCode.LANE_PARK_NEXT, body)
-        return _status(ParkNextResponse.from_ext(reply.ext).lane_parked), reply.body
+        status = _status(ParkNextResponse.from_ext(reply.ext).lane_parked)
+        if self._calls.coordination.address is None or not reply.body:
+            return status, reply.body
+        return await self._read(queue, epoch, request, status, NextOffsets.decode(reply.body).offsets)
+
+    async def _read(
+        self, queue: MessageQueue, epoch: Epoch, request: NextRequest, status: LaneStatus | None, offsets: list[int]
+    ) -> tuple[LaneStatus | None, bytes]:
+        """Reads the messages of a lane at their broker. What the broker has deleted is lost, with an error."""
+        found = await asyncio.gather(*(self._calls.record(queue, QueueOffset(offset)) for offset in offsets))
+        there = list(itertools.takewhile(bool, found))
+        if there or not offsets:
+            return status, b"".join(there)
+        log.error("key %r of %s: offset %d was deleted by its broker and is lost", request.key, queue, offsets[0])
+        return await self.next(queue, epoch, replace(request, done=offsets[0]))
 
     async def redrive(self, queue: MessageQueue, key: str | None) -> None:
         """Redrives a lane as an operator would; raises `OffsetNotFound` if there is no such lane."""
-        wanted = LaneBody(group=self._group, topic=queue.topic, queue_id=queue.queue_id, any_key=False, key=key)
+        wanted = self._named(queue)
+        wanted.any_key, wanted.key = False, key
         await self._send(queue, Command(RequestCode.LANE_PARKED_REDRIVE, 0, body=wanted.encode()))
 
     async def parked(self, queue: MessageQueue) -> tuple[ParkedAtBroker, ...]:
         """All parked lanes of the queue."""
-        wanted = LaneBody(group=self._group, topic=queue.topic, queue_id=queue.queue_id)
+        wanted = self._named(queue)
         lanes: list[ParkedAtBroker] = []
         while True:
             reply = await self._send(queue, Command(RequestCode.LANE_PARKED, 0, body=wanted.encode()))
@@ -294,18 +311,22 @@ class ParkCalls:
             if not table.more:
                 return tuple(lanes)
 
+    def _named(self, queue: MessageQueue) -> LaneBody:
+        return LaneBody(group=self._group, topic=queue.topic, broker=queue.broker, queue_id=queue.queue_id)
+
     async def _ask(self, queue: MessageQueue, epoch: Epoch, code: RequestCode, body: bytes) -> Command:
         header = ParkHeader(
             consumer_group=self._group,
             topic=queue.topic,
             queue_id=queue.queue_id,
+            broker_name=queue.broker,
             lane_client=self._calls.client_id,
             lane_epoch=epoch,
         )
         return await self._send(queue, Command(code, 0, ext=header.to_ext(), body=body))
 
     async def _send(self, queue: MessageQueue, command: Command) -> Command:
-        return await self._calls.ask(self._calls.address(queue.topic, queue.broker), command)
+        return await self._calls.ask_coordinator(queue, command)
 
 
 def _status(text: str) -> LaneStatus | None:
