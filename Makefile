@@ -20,7 +20,7 @@ HOT_PATHS := tests/core/sending tests/core/consuming tests/wire tests/log tests/
 JAVA = JAVA_HOME="$$(bash scripts/java.sh --home)"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test pure check format lint types contracts most fast slow extended browser screenshots bench bench-peers bench-spark-peers bench-check sim docs dist spark-proof spark-stores chaos effects soak abuse fuzz mirror-proof interop interop-cluster clean spark-versions
+.PHONY: help setup run test pure check format lint types contracts most fast slow extended browser screenshots bench bench-peers bench-spark-peers bench-check sim docs dist spark-proof spark-stores chaos effects soak abuse fuzz mirror-proof interop interop-cluster interop-coordinator clean spark-versions
 
 help: ## list what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -137,6 +137,9 @@ interop: setup ## every client against every broker: Java, Go, C++, Node and Rus
 interop-cluster: setup ## a real Apache cluster whose processes are killed and frozen under load: make interop-cluster ROUNDS=20
 	@LANEMQ_CLUSTER_ROUNDS=$(or $(ROUNDS),3) $(BIN)/python -m pytest -s -q --no-header interop/cluster
 	@$(BIN)/python -m pytest -q --no-header interop/spark interop/mirror interop/console --backend cluster
+
+interop-coordinator: setup ## a coordinator beside a real Apache broker, with members that are killed: make interop-coordinator BACKEND=apache49
+	@$(BIN)/python -m pytest -s -q --no-header interop/coordinator --backend $(or $(BACKEND),apache)
 
 clean: ## remove .venv and everything generated
 	rm -rf $(VENV) var dist src/lanemq/console/documents .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -90,9 +90,9 @@ def test_lane_features_and_order_configuration_are_read_from_the_reply() -> None
     data = TopicRouteData(broker_datas=[broker("a", lane=3), broker("b")], order_topic_conf="a:1")
     route = topic_route("t", TopicRouteData.decode(data.encode()))
     assert route.ordered
-    assert route.is_lane("a")
-    assert not route.is_lane("b")
-    assert not route.is_lane("absent")
+    assert route.is_lanemq("a")
+    assert not route.is_lanemq("b")
+    assert not route.is_lanemq("absent")
     assert route.master("a") == Address("10.0.0.1", 10911)
 
 
@@ -103,7 +103,7 @@ def test_stock_route_is_neither_lane_nor_ordered() -> None:
         b'"topicSynFlag":0,"writeQueueNums":1}]}'
     )
     route = topic_route("t", TopicRouteData.decode(body))
-    assert (route.ordered, route.is_lane("a"), names(route.publish)) == (False, False, ["a0"])
+    assert (route.ordered, route.is_lanemq("a"), names(route.publish)) == (False, False, ["a0"])
 
 
 def test_provisional_route_has_at_most_four_queues_per_broker() -> None:

@@ -51,7 +51,7 @@ def test_a_key_that_the_broker_does_not_index_is_searched_in_the_queues(
     """An Apache broker indexes only what a sender adds as search keys."""
     monkeypatch.setattr(Admin, "find_key", lambda *_, **__: [])
     assert find(stage.address, topic, Search(key="key-3")).rows == ()
-    monkeypatch.setattr(TopicRoute, "is_lane", lambda *_: False)
+    monkeypatch.setattr(TopicRoute, "is_lanemq", lambda *_: False)
     found = find(stage.address, topic, Search(key="key-3"))
     assert [row.key for row in found.rows] == ["key-3"]
     assert found.kept == COUNT + 10, "the page says how many were read"

@@ -24,7 +24,7 @@ QUEUE = MessageQueue("orders", "b", 0)
 class FakeBroker:
     """A broker on virtual time, which passes while the fence sleeps."""
 
-    is_lane: bool = False
+    is_lanemq: bool = False
     broker: str = "b"
     others_until: float = 0
     queue_until: float = 0
@@ -105,7 +105,7 @@ def test_a_mirror_that_stays_is_an_error() -> None:
 
 
 def test_a_lane_broker_is_waited_for_only_shortly_because_it_knows_repeats() -> None:
-    broker = FakeBroker(is_lane=True, others_until=1e9)
+    broker = FakeBroker(is_lanemq=True, others_until=1e9)
     wait_until_alone(broker.connect, broker, broker.sleep)
     assert broker.time < 5
 
@@ -131,7 +131,7 @@ def test_a_marker_must_be_confirmed_and_readable_before_the_target_is_read() -> 
 
 
 def test_a_lane_broker_needs_no_marker() -> None:
-    broker = FakeBroker(is_lane=True, confirmed_at=1e9)
+    broker = FakeBroker(is_lanemq=True, confirmed_at=1e9)
     wait_until_confirmed(broker, broker, broker.sleep)
     assert broker.marks == 0
 

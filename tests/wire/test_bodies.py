@@ -109,7 +109,7 @@ def test_lock_additions_come_back() -> None:
     assert LockResponse.decode(response.encode()) == response
     assert response.lane_refused[0].queue == MessageQueue("T", "b", 2)
     assert set(json.loads(response.encode())["laneLeases"][0]) == {
-        "topic", "brokerName", "queueId", "epoch", "leaseMillis", "offset", "finished", "parked"
+        "topic", "brokerName", "queueId", "epoch", "leaseMillis", "offset", "finished", "moved", "parked"
     }  # fmt: skip
 
 

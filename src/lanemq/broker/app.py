@@ -233,7 +233,8 @@ class Broker:
         dispatch = Dispatch(served, parts.notices.answered, refusals, ADMINISTRATIVE, audit.watched, self._clock)
         guard = None if self.options.users is None else self._new_guard(dispatch, parts, audit)
         store_sends = send.store_sends if guard is None else None
-        connections = Connections(parts, dispatch if guard is None else guard, store_sends, pull, groups)
+        handle = dispatch if guard is None else guard
+        connections = Connections(parts, handle, groups, store_sends=store_sends, on_closed=pull.disconnected)
         server = self._new_server(parts, connections)
         checkpoints = Checkpoints(
             self.options,

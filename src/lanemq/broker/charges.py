@@ -29,7 +29,7 @@ class Charges:
         group_use: GroupUse,
         *,
         by_user: bool,
-        topics: TopicTable,
+        topics: TopicTable | None = None,
         progress: ProgressTable,
         locks: LockTable,
     ) -> None:
@@ -115,7 +115,7 @@ class Charges:
             self.must_grow(Quota.QUEUES, peer, request, name, more)
 
     def _queues(self, topic: str) -> int:
-        known = self._topics.get(topic)
+        known = None if self._topics is None else self._topics.get(topic)
         return 0 if known is None else max(MIN_QUEUES, known.queues)
 
     def use_groups(self, peer: Peer, request: Command, groups: Collection[str]) -> None:

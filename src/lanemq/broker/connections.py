@@ -7,11 +7,10 @@ every other request is decoded and goes to the handler of its code (`dispatch`).
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from lanemq.broker.context import BrokerContext
+from lanemq.broker.context import GroupContext
 from lanemq.broker.dispatch import Handler
 from lanemq.broker.group_rules import members_changed
 from lanemq.broker.handlers.groups import GroupHandler
-from lanemq.broker.handlers.pull import PullHandler
 from lanemq.core.brokering.lock_table import DISCONNECT_GRACE_MS
 from lanemq.core.brokering.membership import ConnectionId
 from lanemq.net.peer import Peer
@@ -22,23 +21,24 @@ StoreSends = Callable[[Peer, deque[Frame]], bool]
 
 
 class Connections:
-    """The connections of a broker: the `Dispatcher` of its server."""
+    """The connections of a broker or a coordinator: the `Dispatcher` of its server."""
 
     def __init__(
         self,
-        context: BrokerContext,
+        context: GroupContext,
         handle: Handler,
-        store_sends: StoreSends | None,
-        pull: PullHandler,
         groups: GroupHandler,
+        *,
+        store_sends: StoreSends | None = None,
+        on_closed: Callable[[Peer], None] | None = None,
     ) -> None:
         """`handle` is the dispatch, behind a guard if there are users. `store_sends` is None then: each request must be
         checked."""
         self._handle = handle
         self._store_sends = store_sends
         self._context = context
-        self._pull = pull
         self._groups = groups
+        self._on_closed = on_closed
 
     def connected(self, peer: Peer) -> None:
         self._context.notices.connected(peer)
@@ -50,7 +50,8 @@ class Connections:
 
     def closed(self, peer: Peer) -> None:
         context, connection = self._context, ConnectionId(peer.number)
-        self._pull.disconnected(peer)
+        if self._on_closed is not None:
+            self._on_closed(peer)
         self._groups.disconnected(peer)
         context.notices.closed(peer)
         client_id = context.members.client_of(connection)

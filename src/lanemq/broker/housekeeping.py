@@ -5,15 +5,14 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 
 from lanemq.broker.context import BrokerContext
-from lanemq.broker.group_rules import free_leases, free_progress, members_changed
+from lanemq.broker.group_housekeeping import GroupHousekeeping
+from lanemq.broker.group_rules import free_leases, free_progress
 from lanemq.broker.handlers.pull import PullHandler
 from lanemq.broker.storage.checkpoints import Checkpoints
 from lanemq.broker.storage.index_rebuilding import IndexRebuilding
 from lanemq.broker.storage.pinning import Pinning
 from lanemq.broker.storage.unread import Unread
-from lanemq.core.brokering.lost_members import LostFilter, shown_member
 from lanemq.core.brokering.quotas import UNUSED_NAME_MS, Quota
-from lanemq.core.brokering.tag_filters import ALL, shown
 from lanemq.log.commit_log import Segment
 from lanemq.log.state.space_reserve import SpaceReserve, reserve_bytes
 from lanemq.model.errors import DiskFull, StorageError, WriteFailed
@@ -34,15 +33,11 @@ DELETIONS_EVERY_MS = 2_000
 RESERVE_EVERY_MS = 10_000
 FAILURE_EVERY_MS = 60_000
 """Between two lines about the same failure of the housekeeping."""
-PAUSE_MS = 1_000
-"""A longer time between two ticks means that the broker did not run: its process or machine was suspended."""
 PAUSE_AFTER_FULL_MS = 1_000
 """How long sends pause at least after a write that met a full disk or a lack of descriptors."""
 DELAYS_EVERY_MS = 100
 """As RocketMQ's ScheduleMessageService."""
 RETENTION_WAITS = "; lost indexes are being rebuilt, and retention deletes nothing until that is done"
-MAX_LINES = 64
-"""Lines in the log about members that one tick removes; each costs some ten microseconds."""
 MAX_FORGOTTEN = 100
 """Groups that one tick forgets at most."""
 
@@ -69,10 +64,10 @@ class Housekeeping:
         )
         self.retiring = False
         """Whether retention looks for files that may be deleted."""
+        self._groups = GroupHousekeeping(context)
         self._forgotten_groups = UnusedGroups(context)
         self._warnings = RateLimitedLog(log, context.clock)
         self._last: dict[str, Millis] = {"space": context.clock.now()}
-        self._last_tick = context.clock.now()
         self._paused_at = Millis(0)
         self._failed: dict[str, Millis] = {}
         """Failures of steps that were logged in the last minute, and when."""
@@ -89,20 +84,18 @@ class Housekeeping:
     @property
     def last_tick(self) -> Millis:
         """Monotonic time of the last tick; any thread may read it."""
-        return self._last_tick
+        return self._groups.last_tick
 
     def tick(self) -> None:
         """Run all steps that are due. A failing step must not prevent the others, such as the expiry of leases."""
         now = self._context.clock.now()
         self._step(lambda: self._pull.expire(now))
-        self._step(lambda: self._expire_leases_and_members(now))
-        self._step(lambda: self._context.saved_filters.tick(now))
-        self._step(lambda: self._context.progress_keeper.tick(now))
+        for step in self._groups.steps(now):
+            self._step(step)
         self._step(lambda: self._checkpoints.tick(now))
         self._step(self._index_rebuilding.tick)
         self._step(lambda: self._watch_disk(now))
         self._step(lambda: self._context.store.retention.note_if_grown(now))
-        self._step(lambda: self._context.notices.expire(now))
         if self._is_time("delays", DELAYS_EVERY_MS, now) and not self._context.group_commit.refusing:
             self._step(self._context.delay_delivery.tick)
         if self._is_time("descriptors", DESCRIPTORS_EVERY_MS, now):
@@ -130,42 +123,6 @@ class Housekeeping:
                 recent = {each: at for each, at in self._failed.items() if now - at < FAILURE_EVERY_MS}
                 self._failed = {**recent, text: now}
                 log.exception("housekeeping failed")
-
-    def _expire_leases_and_members(self, now: Millis) -> None:
-        """Expire leases and members and notify their groups, so that the next owner does not wait for its own timer."""
-        members, pause = self._context.members, Millis(now - self._last_tick)
-        self._last_tick = now
-        if pause > PAUSE_MS:
-            log.warning("the broker did not run for %.1f s: suspended, or the machine is overloaded", pause / 1000)
-            members.paused(pause, now=now)
-        ended = self._context.locks.expire(now=now)
-        self._context.counters.leases_expired += len(ended)
-        if self._context.recording.on:
-            self._context.recording.expired(ended)
-        changed, given_up = members.expire(now=now)
-        self._warn_of_given_up(given_up)
-        for group in changed[:MAX_LINES]:
-            left = ", ".join(members.members(group)) or "none"
-            log.info("group %s: a member was silent for too long and is removed; members now: %s", group, left)
-        if len(changed) > MAX_LINES:
-            log.info("members of %s further groups were silent for too long and are removed", len(changed) - MAX_LINES)
-        members_changed(self._context, dict.fromkeys((*(group for group, _ in ended), *changed)), given_up)
-
-    def _warn_of_given_up(self, given_up: Sequence[LostFilter]) -> None:
-        """Warn that members with fewer tags get the queues that they kept waiting for a lost member."""
-        self._context.counters.filters_given_up += len(given_up)
-        for each in given_up[:MAX_LINES]:
-            log.warning(
-                "group %s: %s, which read %s with tags %r, was lost and has not come back: members with %r get "
-                "the queues now, and skip messages that only it read",
-                each.group,
-                shown_member(each.member),
-                each.topic,
-                shown(each.tags),
-                shown(self._context.members.widest(each.group, each.topic) or ALL),
-            )
-        if len(given_up) > MAX_LINES:
-            log.warning("members of %s further topics were lost and have not come back", len(given_up) - MAX_LINES)
 
     def _watch_disk(self, now: Millis) -> None:
         """Pause sends while the disk is nearly full, and let them continue by themselves. Stop them if the folder is

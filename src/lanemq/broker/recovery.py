@@ -1,7 +1,7 @@
 """The start of a broker: restores what it knew from disk, and reads what was logged after the last checkpoint."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from lanemq.broker.config import BrokerOptions
@@ -19,14 +19,16 @@ from lanemq.broker.storage.topic_keeper import restored_topic
 from lanemq.clock import Clock
 from lanemq.core.brokering.dedup import ProducerTable
 from lanemq.core.brokering.delay import DelayQueueCursors
+from lanemq.core.brokering.filter_rows import FilterRow
 from lanemq.core.brokering.lock_table import LockTable
 from lanemq.core.brokering.membership import Membership
-from lanemq.core.brokering.progress_store import EndedLane, SavedLane
+from lanemq.core.brokering.progress_store import EndedLane, QueueLog, SavedLane, SavedOffset
 from lanemq.core.brokering.progress_table import ProgressTable
 from lanemq.core.brokering.queue_progress import LaneName
 from lanemq.core.brokering.topic_table import TopicTable
 from lanemq.log.recovery import RecoveryReport
 from lanemq.log.retention import clock_problem
+from lanemq.log.state.database import State
 from lanemq.log.state.progress_rows import ProgressRows
 from lanemq.log.store import Store
 from lanemq.model.keys import shown_key
@@ -64,35 +66,53 @@ def recovered(
         own_names=(options.name, options.cluster, reply_topic(options.cluster)),
     )
     topics.restore(map(restored_topic, state.topics().values()))
-    groups = {name: SubscriptionGroupConfig.decode(text.encode()) for name, text in state.groups().items()}
-    rows = ProgressRows(state)
-    rows.name_broker(options.name)
-    saved, table = rows.offsets(), ProgressTable(serial=clock.wall())
-    table.restore(saved, rows.lanes())
-    locks = LockTable(first_serial=clock.wall())
-    locks.restore(map(restored_lease, state.leases()), floor=Epoch(state.epoch_floor()), now=clock.now())
+    ProgressRows(state).name_broker(options.name)
+    groups = recovered_groups(state, clock, row_thread, StoredQueues(store))
     delays = DelayQueueCursors()
     delays.restore(restored_cursors(state))
     producers = ProducerTable()
     producers.restore(map(restored_producer, state.producers()), now=clock.now())
     report = _replay_log(store, producers)
 
-    progress = ProgressKeeper(table, rows, StoredQueues(store), row_thread, clock)
-    _cut_progress(store, table, rows, clean=report.clean)
+    table = groups.progress.table
+    _cut_progress(store, table, ProgressRows(state), clean=report.clean)
     recording.lanes_restored(lane for each in table.parked() for lane in each.lanes.values())
     store.retention.begin(now=clock.now(), ages=state.ages())
     if (problem := clock_problem(state.last_run(), clock.wall())) is not None:
         log.warning("%s", problem)
-    members, filters = Membership(), restored_filters(state.filters())
-    members.restore(filters, now=clock.now())
     if recording.on:
-        recording.filters_restored((row.group, row.topic) for row in filters)
-        held = locks.snapshot(now=clock.now())
+        recording.filters_restored((row.group, row.topic) for row in groups.filters)
+        held = groups.locks.snapshot(now=clock.now())
         if not report.clean:
             recording.crashed((topic.name, queue_id) for topic in topics.topics() for queue_id in range(topic.queues))
-        recording.restarted(held, saved, clean=report.clean)
+        recording.restarted(held, groups.offsets, clean=report.clean)
     _log_report(report)
-    return Tables(topics, groups, members, locks, progress, producers, delays)
+    return Tables(topics, groups.settings, groups.members, groups.locks, groups.progress, producers, delays)
+
+
+class GroupTables(NamedTuple):
+    """What is known of groups after a start, and the rows that it comes from."""
+
+    settings: dict[str, SubscriptionGroupConfig]
+    members: Membership
+    locks: LockTable
+    progress: ProgressKeeper
+    offsets: Sequence[SavedOffset]
+    filters: Sequence[FilterRow]
+
+
+def recovered_groups(state: State, clock: Clock, row_thread: DiskThread, queue_log: QueueLog) -> GroupTables:
+    """The tables of groups, restored from the state database of a broker or of a coordinator."""
+    settings = {name: SubscriptionGroupConfig.decode(text.encode()) for name, text in state.groups().items()}
+    rows = ProgressRows(state)
+    offsets, table = rows.offsets(), ProgressTable(serial=clock.wall())
+    table.restore(offsets, rows.lanes())
+    locks = LockTable(first_serial=clock.wall())
+    locks.restore(map(restored_lease, state.leases()), floor=Epoch(state.epoch_floor()), now=clock.now())
+    members, filters = Membership(), restored_filters(state.filters())
+    members.restore(filters, now=clock.now())
+    progress = ProgressKeeper(table, rows, queue_log, row_thread, clock)
+    return GroupTables(settings, members, locks, progress, offsets, filters)
 
 
 def _cut_progress(store: Store, table: ProgressTable, rows: ProgressRows, *, clean: bool) -> None:

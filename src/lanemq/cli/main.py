@@ -27,6 +27,9 @@ class LazyCommand(NamedTuple):
 
 COMMANDS = {
     "broker": LazyCommand("lanemq.cli.server.broker", "Run a broker, which is its own name server, on one port."),
+    "coordinator": LazyCommand(
+        "lanemq.cli.server.coordinator", "Run a coordinator of groups beside an Apache RocketMQ cluster."
+    ),
     "config": LazyCommand("lanemq.cli.server.config", "Show the settings of a broker."),
     "status": LazyCommand(
         "lanemq.cli.commands.status",

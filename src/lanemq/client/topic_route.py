@@ -106,9 +106,9 @@ class TopicRoute:
     @property
     def indexes_keys(self) -> bool:
         """Whether the brokers index the keys of messages. Apache brokers index only what a sender adds as `keys`."""
-        return all(self.is_lane(name) for name in self.broker_names)
+        return all(self.is_lanemq(name) for name in self.broker_names)
 
-    def is_lane(self, broker: str) -> bool:
+    def is_lanemq(self, broker: str) -> bool:
         """Whether this is a LaneMQ broker."""
         known = self.brokers.get(broker)
         return known is not None and known.lane

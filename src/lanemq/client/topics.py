@@ -135,15 +135,21 @@ def plain_route(topic: str) -> Steps[TopicRouteData | None]:
 
 def read_layout(topic: str, servers: Iterable[Address] = ()) -> Steps[str]:
     """The topic's layout from any name server, or if that has none, from the first of `servers` that has one."""
-    layout = layout_in((yield None, layout_request(topic)))
+    return (yield from read_setting(ORDER_NAMESPACE, topic, servers))
+
+
+def read_setting(namespace: str, key: str, servers: Iterable[Address] = ()) -> Steps[str]:
+    """A value that name servers keep: from any of them, or if that has none, from one of `servers` that has it."""
+    request = Command(RequestCode.GET_KV_CONFIG, 0, ext=KvHeader(namespace=namespace, key=key).to_ext())
+    value = setting_in((yield None, request))
     for server in servers:
-        if layout:
+        if value:
             break
         try:
-            layout = layout_in((yield server, layout_request(topic)))
+            value = setting_in((yield server, request))
         except TransportError:
             continue
-    return layout
+    return value
 
 
 def ensure(topic: NewTopic, servers: Sequence[Address]) -> Steps[bool]:
@@ -164,7 +170,7 @@ def create(topic: NewTopic, servers: Sequence[Address]) -> Steps[tuple[Address, 
     """Creates the topic on every broker, or changes it; returns the name servers that its layout did not reach."""
     masters = yield from _masters_for(topic)
     layout = _layout_of(topic, masters) if topic.ordered else ""
-    if any(is_lane for _, is_lane in masters.values()):
+    if any(is_lanemq for _, is_lanemq in masters.values()):
         # One request changes topic and layout, and is refused if keys would move. What the topic has can be set again.
         yield from _create_on(topic, masters)
         return (yield from put_layout(topic.name, layout, servers)) if layout else ()
@@ -177,16 +183,26 @@ def create(topic: NewTopic, servers: Sequence[Address]) -> Steps[tuple[Address, 
 
 def put_layout(topic: str, layout: str, servers: Iterable[Address]) -> Steps[tuple[Address, ...]]:
     """Sets the topic's layout at all name servers; returns those that were not reached. One must be."""
-    header = KvHeader(namespace=ORDER_NAMESPACE, key=topic, value=layout)
+    return (yield from put_setting(ORDER_NAMESPACE, topic, layout, servers))
+
+
+def put_setting(namespace: str, key: str, value: str, servers: Iterable[Address]) -> Steps[tuple[Address, ...]]:
+    """Sets a value at all name servers; returns those that were not reached. One must be."""
+    header = KvHeader(namespace=namespace, key=key, value=value)
     return (yield from _tell_all(servers, Command(RequestCode.PUT_KV_CONFIG, 0, ext=header.to_ext())))
+
+
+def delete_setting(namespace: str, key: str, servers: Iterable[Address]) -> Steps[tuple[Address, ...]]:
+    """Deletes a value at all name servers; returns those that were not reached. One must be."""
+    header = KvHeader(namespace=namespace, key=key)
+    return (yield from _tell_all(servers, Command(RequestCode.DELETE_KV_CONFIG, 0, ext=header.to_ext())))
 
 
 def forget(topic: str, servers: Sequence[Address]) -> Steps[tuple[Address, ...]]:
     """Makes all name servers forget a deleted topic and its layout; returns those that were not reached."""
     route = Command(RequestCode.DELETE_TOPIC_IN_NAMESRV, 0, ext=DeleteTopicHeader(topic=topic).to_ext())
     yield from _tell_all(servers, route)
-    header = KvHeader(namespace=ORDER_NAMESPACE, key=topic)
-    return (yield from _tell_all(servers, Command(RequestCode.DELETE_KV_CONFIG, 0, ext=header.to_ext())))
+    return (yield from delete_setting(ORDER_NAMESPACE, topic, servers))
 
 
 def _tell_all(servers: Iterable[Address], command: Command) -> Steps[tuple[Address, ...]]:
@@ -242,9 +258,9 @@ def _create_on(topic: NewTopic, masters: Masters) -> Steps[None]:
     header = CreateTopicHeader(
         topic=topic.name, read_queue_nums=count, write_queue_nums=count, order=bool(topic.ordered)
     )
-    for address, is_lane in masters.values():
+    for address, is_lanemq in masters.values():
         ext = header.to_ext()
-        if is_lane and topic.ordered == "global":
+        if is_lanemq and topic.ordered == "global":
             ext["attributes"] = GLOBAL_ORDER
         checked((yield address, Command(RequestCode.UPDATE_AND_CREATE_TOPIC, 0, ext=ext)))
 
@@ -286,8 +302,8 @@ def layout_request(topic: str) -> Command:
     return Command(RequestCode.GET_KV_CONFIG, 0, ext=KvHeader(namespace=ORDER_NAMESPACE, key=topic).to_ext())
 
 
-def layout_in(reply: Command) -> str:
-    """The layout in a reply; empty if the name server has none. Raises for any other refusal."""
+def setting_in(reply: Command) -> str:
+    """The value in a reply; empty if the name server has none. Raises for any other refusal."""
     if reply.code == ResponseCode.SUCCESS:
         return reply.ext.get("value", "")
     if reply.code in (ResponseCode.QUERY_NOT_FOUND, ResponseCode.REQUEST_CODE_NOT_SUPPORTED):

@@ -135,7 +135,7 @@ class TargetLink:
 
     def __init__(self, route: TopicRoute, broker: str, group: str, side: Side, clock: Clock | None = None) -> None:
         self.broker = broker
-        self.is_lane = route.is_lane(broker)
+        self.is_lanemq = route.is_lanemq(broker)
         self._group = group
         self._clock = clock or SystemClock()
         self._client_id = new_client_id()

@@ -38,7 +38,7 @@ class FencedLink(Protocol):
     """What the fence asks of a connection to a broker (`ends.TargetLink`)."""
 
     broker: str
-    is_lane: bool
+    is_lanemq: bool
 
     def others(self) -> list[str]: ...
 
@@ -74,7 +74,7 @@ def wait_until_alone(
             link.close()
             raise
         waited = clock.now() - began
-        if not others or (link.is_lane and waited >= LANE_ALONE_MS):
+        if not others or (link.is_lanemq and waited >= LANE_ALONE_MS):
             return link
         link.close()
         if waited >= ALONE_MS:
@@ -92,7 +92,7 @@ def wait_for_earlier_sends(
     began = clock.now()
     while (oldest := _oldest_waiting(link.runtime())) is not None and oldest >= clock.now() - began:
         sleep(PAUSE_SECONDS)
-    if not link.is_lane:
+    if not link.is_lanemq:
         sleep(IN_HAND_SECONDS)
 
 
@@ -100,7 +100,7 @@ def wait_until_confirmed(
     link: FencedLink, clock: Clock | None = None, sleep: Callable[[float], object] = time.sleep
 ) -> None:
     """Waits until everything that the broker has stored is confirmed by its replicas and readable."""
-    if link.is_lane:
+    if link.is_lanemq:
         return
     clock = clock or SystemClock()
     began = clock.now()
@@ -121,7 +121,7 @@ def wait_until_readable(
     """The end of each queue, once everything stored in it can be read."""
     clock = clock or SystemClock()
     began, ends = clock.now(), dict[MessageQueue, int]()
-    while not link.is_lane and int(link.runtime().get("dispatchBehindBytes", 0)) > 0:
+    while not link.is_lanemq and int(link.runtime().get("dispatchBehindBytes", 0)) > 0:
         _check_time(link, clock.now() - began)
         sleep(PAUSE_SECONDS)
     for queue in queues:

@@ -20,6 +20,8 @@ INNER_PRODUCER_GROUP = "CLIENT_INNER_PRODUCER"
 TOOLS_GROUP = "TOOLS_CONSUMER"
 """The group of RocketMQ's own tools. Every Apache broker has it, also one that creates no groups by itself."""
 SYSTEM_GROUP_PREFIX = "CID_RMQ_SYS_"
+PULL_GROUP_PREFIX = "%LANEMQ%"
+"""Begins the names under which coordinated groups pull: their own names are disabled at Apache's brokers."""
 
 MAX_TOPIC_CHARS = 127
 """RocketMQ stores a topic's length in a signed byte."""
@@ -74,9 +76,14 @@ def dead_letter_topic(group: str) -> str:
     return DEAD_LETTER_PREFIX + group
 
 
+def pull_group(group: str) -> str:
+    """The name under which members of a coordinated group pull from Apache's brokers."""
+    return PULL_GROUP_PREFIX + group
+
+
 def is_internal_group(name: str) -> bool:
-    """Whether the group belongs to an Apache broker itself, or marks discarded dead letters."""
-    return name in _INTERNAL_GROUPS or name.startswith((SYSTEM_GROUP_PREFIX, DEAD_LETTER_PREFIX))
+    """Whether the group belongs to an Apache broker itself, marks discarded dead letters, or only names pulls."""
+    return name in _INTERNAL_GROUPS or name.startswith((SYSTEM_GROUP_PREFIX, DEAD_LETTER_PREFIX, PULL_GROUP_PREFIX))
 
 
 def reply_topic(cluster: str) -> str:

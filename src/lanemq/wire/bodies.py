@@ -188,6 +188,8 @@ class LaneLease(Body):
     """What is finished above the offset, as `core/finished_ranges` writes it."""
     lease_millis: int = 0
     offset: int = -1
+    moved: bool = False
+    """A reset to the offset waits for the owner; only for those who ask for it (`laneResets`)."""
     parked: int = 0
     """Grows when an operator changes the queue's parked lanes; 0: it never had any (see `lane_bodies`)."""
     queue_id: int = 0

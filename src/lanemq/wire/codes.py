@@ -128,6 +128,7 @@ class RequestCode(IntEnum):
     LANE_PARKED_DISCARD = 4207
     LANE_STATE = 4208  # relayed to the client
     LANE_HELD = 4209  # relayed to the client
+    LANE_COORDINATE = 4210  # to a coordinator
 
 
 class ResponseCode(IntEnum):

@@ -288,6 +288,7 @@ class LockHeader(Header, frozen=True, kw_only=True):
     lane_finished: bool | None = None
     lane_keep_alive_millis: Int64 | None = None
     lane_keep_alive: Int64 | None = None
+    lane_resets: bool | None = None
 
 
 class LockAnswerHeader(Header, frozen=True, kw_only=True):

@@ -153,3 +153,34 @@ class HeldLanesBody(Body):
     lanes: list[HeldLaneBody] = field(default_factory=list)
     more: int = 0
     """How many further lanes the member holds."""
+
+
+class CoordinateBody(Body):
+    """LANE_COORDINATE (4210): moves a group to a coordinator, or back to the brokers."""
+
+    group: str = ""
+    out: bool = False
+    """From the coordinator back to the brokers."""
+    apply: bool = False
+    """False: only say what would happen."""
+
+
+class CoordinatedQueue(Body):
+    """The place of a group in one queue, with which it moves."""
+
+    topic: str = ""
+    broker: str = ""
+    queue_id: int = 0
+    offset: int = 0
+    finished: int = 0
+    """Messages that are finished above the offset; brokers do not keep that, so they are delivered again after a move
+    back."""
+
+
+class CoordinateAnswer(Body):
+    """Answers LANE_COORDINATE."""
+
+    queues: list[CoordinatedQueue] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    """Why the group cannot be moved now; nothing was changed then."""
+    moved: bool = False

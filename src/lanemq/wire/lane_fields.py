@@ -20,6 +20,9 @@ LANE_KEEP_ALIVE: Final = "laneKeepAlive"
 serial. In a lock request that names no queues: a keep-alive, which moves the deadline of everything granted under the
 serial; with serial 0, from a member that owns no queue, it shows only that the member is alive. In its answer: the
 deadline was moved; without it, leases must be renewed."""
+LANE_RESETS: Final = "laneResets"
+"""In a lock request: the answer should say in which queues a reset waits for the owner. A member that pulls elsewhere
+learns of it in this way."""
 LANE_EXPIRY_MILLIS: Final = "laneExpiryMillis"
 """In a heartbeat: after how long without a heartbeat, keep-alive or lock request the broker removes the sender from its
 groups. A sender without it is removed after RocketMQ's two minutes."""

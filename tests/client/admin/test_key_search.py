@@ -19,7 +19,7 @@ def facts(broker: EmbeddedBroker, topic: str, monkeypatch: pytest.MonkeyPatch) -
         for number in range(4 * KEYS + 1):
             producer.send(topic, number, key=f"key-{number % KEYS}", queue=0)
         producer.send(topic, "elsewhere", key="key-0", keys=["found"], queue=1)
-    monkeypatch.setattr(TopicRoute, "is_lane", lambda *_: False)
+    monkeypatch.setattr(TopicRoute, "is_lanemq", lambda *_: False)
     monkeypatch.setattr(key_progress, "pick_queue", lambda key, queues: queues[0])
     indexed = TopicReader.find
     monkeypatch.setattr(

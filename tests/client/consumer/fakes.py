@@ -12,6 +12,7 @@ from tests.wire.encoding import encode_record
 
 from lanemq.client.codec import JsonCodec
 from lanemq.client.consumer.calls import Granted, KeptAlive, Locked
+from lanemq.client.consumer.coordination import Coordination
 from lanemq.client.consumer.engine import ConsumerEngine
 from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.pull_stream import Pulled, one_pull
@@ -122,9 +123,18 @@ class FakeCalls:
     """`ConsumerCalls` of one member."""
 
     def __init__(self, broker: FakeBroker, client_id: str = "me") -> None:
+        self.coordination = Coordination("g")
         self.client_id = client_id
         self.broker = broker
         self.epochs = broker.lane
+
+    async def find_coordinator(self, route: TopicRoute) -> None: ...
+
+    def master(self, topic: str, broker: str) -> Address:
+        return self.address(topic, broker)
+
+    async def ask_coordinator(self, where: MessageQueue, command: Any) -> Any:
+        return await self.ask(self.address(where.topic, where.broker), command)
 
     def address(self, topic: str, broker: str) -> Address:
         return HERE
@@ -311,7 +321,7 @@ def assigned_queue(
 ) -> AssignedQueue:
     """An assigned queue at its start, without a subscription."""
     active: Any = SimpleNamespace(subscription=None, scheduler=scheduler or FakeScheduler())
-    assigned = AssignedQueue(which, active, MessageSource(which, JsonCodec(), Epoch(1)), lease, times, lane=lane)
+    assigned = AssignedQueue(which, active, MessageSource(which, JsonCodec(), Epoch(1)), lease, times, is_lanemq=lane)
     for event in (QueueEvent.GRANTED, QueueEvent.LOCATED) if lease else (QueueEvent.LOCATED,):
         assigned.lifecycle.happened(event, now=Millis(0))
     return assigned

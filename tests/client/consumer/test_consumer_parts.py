@@ -166,7 +166,7 @@ class Wire:
         self._send_back_ok = send_back_ok
         self._code = code
 
-    def address(self, topic: str, broker: str) -> Address:
+    def master(self, topic: str, broker: str) -> Address:
         return Address("h", 1)
 
     async def ask(self, address: Address, command: Command, timeout: float | None = None) -> Command:
@@ -244,7 +244,7 @@ def test_a_message_whose_broker_has_no_master_stays_here() -> None:
     """The sender says so instead of raising, which would end the worker whose handler has failed."""
 
     class NoMaster(Wire):
-        def address(self, topic: str, broker: str) -> Address:
+        def master(self, topic: str, broker: str) -> Address:
             raise ConnectFailed("the broker has no master at the moment")
 
     wire = NoMaster()

@@ -19,6 +19,9 @@ from lanemq.model.units import Millis
 from lanemq.net.address import Address
 
 
+def _ignore(*_: Any) -> None: ...
+
+
 class Member:
     """A lease keeper, its assigned queues, and those that it lost."""
 
@@ -31,7 +34,8 @@ class Member:
         self.lost: list[tuple[int, MessageQueue]] = []
         self.assignment = Assignment(options(), name, self._lost)
         self.joined_again: list[int] = []
-        self.keeper = LeaseKeeper(options(), self.calls, self.assignment, lambda *_: None, self._join_again)  # type: ignore[arg-type]
+        calls: Any = self.calls
+        self.keeper = LeaseKeeper(options(), calls, self.assignment, _ignore, self._join_again, _ignore)
 
     async def _join_again(self, _: Address) -> None:
         self.joined_again.append(self.broker.clock.now())

@@ -67,7 +67,7 @@ def keeper_without_master() -> tuple[LeaseKeeper, Assignment, OnlyReplicas]:
     wire, assignment = OnlyReplicas(), Assignment(options(), "me", lost)
     calls = ConsumerCalls(options(), "me", wire, wire)  # type: ignore[arg-type]
     renewed = lambda *_: pytest.fail("a lease was renewed")  # noqa: E731
-    return LeaseKeeper(options(), calls, assignment, renewed, join_again), assignment, wire
+    return LeaseKeeper(options(), calls, assignment, renewed, join_again, renewed), assignment, wire
 
 
 @pytest.mark.row("A27")
@@ -91,7 +91,7 @@ def test_a_held_lease_is_not_renewed_elsewhere_while_the_master_is_away() -> Non
         lease.granted(Epoch(1), asked_at=Millis(0))
         assignment.add(assigned_queue(queue(0), lease, LANE_TIMES))
         await asyncio.sleep(1)
-        await keeper._renew("a", assignment.at_broker("a"))
+        await keeper._renew("a", assignment.leased_by("a"))
         return wire.asked, lease.usable_until
 
     assert run_virtual(main) == ([], LANE_TIMES.client_lease_ms)

@@ -147,8 +147,10 @@ class LockHandler:
             if wish is not None:
                 finished = self._finished(group, grant, left) if header.lane_finished else {}
                 left -= sum(map(len, finished.values()))
+                resets = bool(header.lane_resets)
                 reply.lane_leases += [
-                    self._describe(group, lease, finished.get(lease.queue, ""), now) for lease in grant.granted
+                    self._describe(group, lease, finished.get(lease.queue, ""), now, resets=resets)
+                    for lease in grant.granted
                 ]
                 reply.lane_refused += map(_refusal, grant.refused)
             yield
@@ -230,8 +232,11 @@ class LockHandler:
                 progress.forget_finished()
         return sent
 
-    def _describe(self, group: str, lease: Lease, finished: str, now: Millis) -> LaneLease:
-        """The grant, its epoch and the group's committed offset in one answer, which saves two round trips."""
+    def _describe(self, group: str, lease: Lease, finished: str, now: Millis, *, resets: bool) -> LaneLease:
+        """The grant, its epoch and the group's committed offset in one answer, which saves two round trips.
+
+        `resets`: the owner does not pull here, so it learns of a reset from this answer.
+        """
         queue, progress = lease.queue, self._parts.progress.at(group, lease.queue)
         return LaneLease(
             topic=queue.topic,
@@ -241,6 +246,7 @@ class LockHandler:
             lease_millis=lease.expires_at - now,
             offset=-1 if progress.offset is None else progress.offset,
             finished=finished,
+            moved=resets and progress.tell_reset(),
             parked=progress.serial,
         )
 

@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from lanemq.cli.options import YES, CliError, InOrder, WrongUsage, asks_server, confirm, parse_time
 from lanemq.cli.output import Grid, duration_text, plural, show
 from lanemq.client.admin.admin import Admin, Position
+from lanemq.client.admin.coordinated import CoordinatedAdmin
 from lanemq.client.admin.dead_letters import count_dead_letters
 from lanemq.client.admin.parked import ParkedAdmin, ParkedLaneView
 from lanemq.client.admin.queue_progress import QueueBacklog, queue_progress
@@ -19,6 +21,7 @@ from lanemq.clock import SystemClock
 from lanemq.model.names import RETRY_PREFIX
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
+from lanemq.wire.lane_bodies import CoordinateAnswer
 
 if TYPE_CHECKING:
     from lanemq.cli.pipeline.status import PipelineWaiting
@@ -218,6 +221,39 @@ def reset(
                 if why:
                     raise CliError(f"nothing was moved: {why}; run the command again to see what it would do now")
     _show_changes(plan, dry_run, as_json)
+
+
+@group.command()
+@click.argument("name")
+@click.option("--out", is_flag=True, help="Move the group from the coordinator back to the brokers.")
+@click.option("--dry-run", is_flag=True, help="Only show what would happen.")
+@YES
+@asks_server
+def coordinate(name: str, out: bool, dry_run: bool, yes: bool, server: str, as_json: bool) -> None:
+    """Move a group of an Apache cluster to its coordinator, or back (--out).
+
+    The group continues at the same offsets. Stop its members first, and start them again afterwards: LaneMQ's members
+    find the coordinator by themselves. Other members get no messages of a coordinated group.
+    """
+    with CoordinatedAdmin(server) as admin:
+        plan = admin.move(name, out=out)
+        if plan.problems or plan.moved:
+            why = "; ".join(plan.problems) or "it is coordinated already"
+            raise CliError(f"group {name} is not moved: {why}")
+        if not dry_run:
+            question = f"group {name} will be moved {'back to the brokers' if out else 'to the coordinator'}"
+            confirm(yes, question, _move_grid(plan))
+            plan = admin.move(name, out=out, apply=True)
+            if plan.problems:
+                raise CliError(f"group {name} is not moved: {'; '.join(plan.problems)}")
+    document = {"moved": plan.moved, "queues": msgspec.to_builtins(plan.queues)}
+    show(as_json, lambda: document, _move_grid(plan))
+
+
+def _move_grid(plan: CoordinateAnswer) -> Grid:
+    """Where the group continues, and what brokers will deliver again because they do not keep finished ranges."""
+    rows = [(each.topic, each.broker, each.queue_id, each.offset, each.finished) for each in plan.queues]
+    return Grid(("topic", "broker", "queue", "offset", "finished above"), rows, empty="the group has no offsets yet")
 
 
 @group.command()

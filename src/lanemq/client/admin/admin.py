@@ -291,14 +291,16 @@ class Admin(AdminClient):
     def progress(self, group: str, queue: MessageQueue) -> tuple[QueueOffset | None, FinishedRanges]:
         """The group's committed offset, and what it has finished above it. Apache brokers do not report the latter."""
         check_queue(queue)
-        return self._progress(check_group(group), queue, finished=self._is_lane(queue))
+        coordinated = self._calls.coordinator_of(check_group(group)) is not None
+        return self._progress(group, queue, finished=coordinated or self._is_lanemq(queue))
 
     def _progress(
         self, group: str, queue: MessageQueue, *, finished: bool
     ) -> tuple[QueueOffset | None, FinishedRanges]:
         header = QueryOffsetHeader.of(group, queue, finished=finished)
         try:
-            reply = self._calls.ask(self._master(queue), RequestCode.QUERY_CONSUMER_OFFSET, header, lane=_AS_LANE)
+            address = self._calls.coordinator_of(group) or self._master(queue)
+            reply = self._calls.ask(address, RequestCode.QUERY_CONSUMER_OFFSET, header, lane=_AS_LANE)
         except OffsetNotFound:
             return None, NOTHING_FINISHED
         offset = QueueOffset(OffsetResponse.from_ext(reply.ext).offset)
@@ -420,6 +422,14 @@ class Admin(AdminClient):
                     QueueOffset(at.broker_offset),
                     finished=at.lane_finished,
                 )
+        if (coordinator := self._calls.coordinator_of(group)) is not None:
+            online = self._connections(coordinator, group)
+            members = {
+                each.client_id: GroupMember(each.client_id, each.client_addr, each.language, each.version, "")
+                for each in online.connection_set
+            }
+            subscriptions = {topic: each.sub_string for topic, each in online.subscription_table.items()}
+            queues = self._coordinated_queues(coordinator, group)
         return GroupDescription(
             group,
             tuple(members.values()),
@@ -429,12 +439,25 @@ class Admin(AdminClient):
             broadcasting=broadcasting,
         )
 
+    def _coordinated_queues(self, coordinator: Address, group: str) -> dict[MessageQueue, GroupQueue]:
+        """The offsets that a coordinator keeps, with the ends that the brokers know."""
+        header = ConsumeStatsHeader(consumer_group=group)
+        reply = self._calls.ask(coordinator, RequestCode.GET_CONSUME_STATS, header)
+        return {
+            queue: GroupQueue(
+                queue, QueueOffset(max(0, at.consumer_offset)), self.max_offset(queue), finished=at.lane_finished
+            )
+            for queue, at in ConsumeStats.decode(reply.body).offset_table.items()
+        }
+
     def delete_group(self, group: str) -> None:
         """Deletes a group's settings, offsets and parked lanes on every broker; its dead letters stay.
 
         A broker refuses to delete a group that has members.
         """
         header = DeleteGroupHeader(group_name=check_group(group), clean_offset=True, remove_offset=True)
+        if self._calls.coordinator_of(group) is not None:
+            raise UsageError(f"group {group} is coordinated: first move it out, lanemq group coordinate {group} --out")
         for address, _ in self._calls.masters().values():
             self._calls.ask(address, RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
 
@@ -470,6 +493,8 @@ class Admin(AdminClient):
         key = None if key is None else key_text(key)
         timeout = seconds("timeout", timeout)
         address, lane = self._calls.masters().get(queue.broker, (None, False))
+        if (coordinator := self._calls.coordinator_of(group)) is not None:
+            address, lane = coordinator, True
         if address is None:
             return NoAnswer(f"its owner could not be asked: broker {queue.broker} is away")
         wanted = LaneStateBody(topic=queue.topic, broker=queue.broker, queue_id=queue.queue_id, key=key)
@@ -545,8 +570,9 @@ class Admin(AdminClient):
         self, address: Address, group: str, changes: list[OffsetChange], to: Position, *, all_queues: bool
     ) -> None:
         """Moves a group in queues of one broker. RocketMQ 4 moves connected members only by time."""
-        first = changes[0].queue
-        if self._is_lane(first):
+        first, coordinator = changes[0].queue, self._calls.coordinator_of(group)
+        if coordinator is not None or self._is_lanemq(first):
+            address = coordinator or address
             for change in changes:
                 self._reset(address, group, first.topic, -1, change)
         elif not self._connections(address, group).connection_set:
@@ -578,8 +604,8 @@ class Admin(AdminClient):
             header = msgspec.structs.replace(header, queue_id=queue_id, broker_name=broker, offset=change.after)
         self._calls.ask(address, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
 
-    def _is_lane(self, queue: MessageQueue) -> bool:
-        return self._calls.routes.get(queue.topic).is_lane(queue.broker)
+    def _is_lanemq(self, queue: MessageQueue) -> bool:
+        return self._calls.routes.get(queue.topic).is_lanemq(queue.broker)
 
     def _connections(self, address: Address, group: str) -> ConsumerConnection:
         header = ConsumerListHeader(consumer_group=group)
@@ -595,7 +621,11 @@ class Admin(AdminClient):
             check_group(group)
         leases: list[LeaseView] = []
         silent: list[str] = []
-        for name, (address, _) in self._calls.masters().items():
+        keepers = {name: address for name, (address, _) in self._calls.masters().items()}
+        coordinator = self._calls.coordinator() if group is None else self._calls.coordinator_of(group)
+        if coordinator is not None:
+            keepers = {"the coordinator": coordinator}
+        for name, address in keepers.items():
             ext = {} if group is None else {"consumerGroup": group}
             reply = self._calls.request(address, Command(RequestCode.LANE_LOCKS, 0, ext=ext))
             if reply.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Self, TypeVar, Unpack
 
 from lanemq.client.codec import codec_named
+from lanemq.client.coordination import coordinator_of, coordinator_of_cluster
 from lanemq.client.message import Message, MessageSource
 from lanemq.client.routing import BlockingRoutes
 from lanemq.client.security import SecuritySettings, security_of
@@ -14,7 +15,7 @@ from lanemq.forking import tell_child
 from lanemq.model.checks import seconds
 from lanemq.model.errors import TransportError
 from lanemq.model.queue import MessageQueue
-from lanemq.model.units import Epoch, Seconds
+from lanemq.model.units import Epoch, Millis, Seconds
 from lanemq.net.address import Address, Servers, parse_addresses
 from lanemq.net.blocking import BlockingConnection
 from lanemq.net.security import OPEN, Security
@@ -24,6 +25,9 @@ from lanemq.wire.headers import Header
 from lanemq.wire.record import RecordView, record_starts
 
 T = TypeVar("T")
+
+COORDINATOR_MS = 5_000
+"""How long the answer to who coordinates a group is used."""
 
 
 class AdminClient:
@@ -62,6 +66,8 @@ class AdminCalls:
         """Brokers that do not answer at the moment. Neither `masters` nor descriptions of topics include them."""
         self._timeout = seconds("timeout", timeout)
         self._links: dict[Address, BlockingConnection] = {}
+        self._coordinators: dict[str, tuple[Millis, Address | None]] = {}
+        """By group: when the name servers were asked for its coordinator, and what they said."""
         tell_child(self)
 
     def forked(self) -> None:
@@ -80,6 +86,19 @@ class AdminCalls:
         """Every broker name with its master's address, and whether it is a LaneMQ broker."""
         masters = read_masters(self.routes.ask(_command(RequestCode.GET_BROKER_CLUSTER_INFO, None)))
         return {name: each for name, each in masters.items() if name not in self.skipped}
+
+    def coordinator(self) -> Address | None:
+        """The coordinator of an Apache cluster; None if it has none."""
+        found = self.run(coordinator_of_cluster(self.routes.servers))
+        return None if found is None else found[1]
+
+    def coordinator_of(self, group: str) -> Address | None:
+        """The coordinator of a group; None if its brokers coordinate it. Asked again after five seconds."""
+        now, (asked_at, known) = self.clock.now(), self._coordinators.get(group, (None, None))
+        if asked_at is None or now - asked_at > COORDINATOR_MS:
+            known = self.run(coordinator_of(group, self.routes.servers))
+            self._coordinators[group] = now, known
+        return known
 
     def replicas(self) -> dict[str, tuple[Address, ...]]:
         """The addresses of each broker's replicas, without its master."""

@@ -185,7 +185,7 @@ def _search(reader: TopicReader, key: str, hashed: MessageQueue) -> tuple[list[M
     indexed, and find those that a producer with another hash has put into another queue.
     """
     indexed = reader.find(key)
-    if reader.route.is_lane(hashed.broker):
+    if reader.route.is_lanemq(hashed.broker):
         return indexed, _Searched()
     first, end = reader.bounds(hashed)
     start = max(first, end - MAX_SEARCHED)

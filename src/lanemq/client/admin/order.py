@@ -12,13 +12,13 @@ from lanemq.client.topics import (
     MASTER,
     Steps,
     checked,
-    layout_in,
     layout_request,
     put_layout,
     read_masters,
     read_replicas,
     read_route,
     route_request,
+    setting_in,
 )
 from lanemq.core.sending.layout import layout_text, parse_layout
 from lanemq.model.errors import BrokerRefused, InvalidOption, TransportError, UsageError
@@ -165,12 +165,12 @@ def read_order(topic: str, servers: Sequence[Address]) -> Steps[OrderReport]:
         flag = yield from _flag_at(topic, masters[name][0])
         without = yield from _replicas_without(topic, replicas.get(name, ()))
         brokers.append(BrokerOrder(name, True, data.write_queue_nums if data.perm & PERM_WRITE else 0, flag, without))
-    return OrderReport(topic, tuple(seen), tuple(brokers), any(is_lane for _, is_lane in masters.values()))
+    return OrderReport(topic, tuple(seen), tuple(brokers), any(is_lanemq for _, is_lanemq in masters.values()))
 
 
 def _order_at(topic: str, server: Address) -> Steps[NameServerOrder]:
     try:
-        layout = layout_in((yield server, layout_request(topic)))
+        layout = setting_in((yield server, layout_request(topic)))
         reply = yield server, Command(RequestCode.GET_NAMESRV_CONFIG, 0)
     except TransportError:
         return NameServerOrder(str(server), reached=False)

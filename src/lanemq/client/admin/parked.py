@@ -1,7 +1,7 @@
 """Administration of parked lanes: list, inspect, redrive, discard.
 
-Only LaneMQ brokers store parked lanes. On an Apache cluster they stay in the members' memory, and the lists are empty:
-`WatchAdmin.parked_in_members` asks the members.
+LaneMQ brokers store parked lanes, and the coordinator of an Apache cluster those of coordinated groups. Lanes of other
+groups on such a cluster stay in the members' memory: `WatchAdmin.parked_in_members` asks the members.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,12 +16,15 @@ from lanemq.clock import wall_time
 from lanemq.core.lane_status import LaneStatus
 from lanemq.model.checks import check_kind, check_text
 from lanemq.model.errors import ConnectFailed, OffsetNotFound
+from lanemq.model.names import TOOLS_GROUP
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
 from lanemq.net.address import Address
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command
-from lanemq.wire.lane_bodies import LaneBody, ParkedLaneBody, ParkedResult, ParkedTable
+from lanemq.wire.headers import PullHeader
+from lanemq.wire.lane_bodies import LaneBody, NextOffsets, ParkedLaneBody, ParkedResult, ParkedTable
+from lanemq.wire.record import PULL_SUBSCRIPTION
 
 
 class AnyKey:
@@ -64,8 +67,12 @@ class ParkedAdmin(AdminClient):
         wanted = LaneBody(group=group or "", topic=topic or "", any_key=isinstance(key, AnyKey))
         if not isinstance(key, AnyKey):
             wanted.key = key
-        self._masters = {name: address for name, (address, lane) in self._calls.masters().items() if lane}
-        views = [view for name in self._masters for view in self._of_broker(name, wanted)]
+        masters = self._calls.masters()
+        self._masters = {name: address for name, (address, lane) in masters.items() if lane}
+        views = [view for address in self._masters.values() for view in self._kept_at(address, wanted)]
+        if not self._masters and (coordinator := self._calls.coordinator()) is not None:
+            self._masters = dict.fromkeys(masters, coordinator)
+            views += self._kept_at(coordinator, wanted)
         return sorted(views, key=lambda each: (each.group, each.queue, each.key or ""))
 
     def messages(self, lane: ParkedLaneView, limit: int | None = None) -> list[Message]:
@@ -77,7 +84,7 @@ class ParkedAdmin(AdminClient):
                 body = self._ask(lane.queue.broker, RequestCode.LANE_PARKED_SHOW, wanted).body
             except OffsetNotFound:
                 break  # the lane was emptied in between
-            page = found_messages(body, lane.queue.broker)
+            page = self._page(lane.queue, body)
             if not page:
                 break
             messages += page
@@ -105,10 +112,26 @@ class ParkedAdmin(AdminClient):
         reply = self._ask(lane.queue.broker, RequestCode.LANE_PARKED_DISCARD, wanted)
         return ParkedResult.decode(reply.body).changed
 
-    def _of_broker(self, name: str, wanted: LaneBody) -> Iterator[ParkedLaneView]:
+    def _page(self, queue: MessageQueue, body: bytes) -> list[Message]:
+        """The messages of an answer. A coordinator has only their offsets; the messages are at the queue's broker."""
+        if not body.startswith(b"{"):
+            return found_messages(body, queue.broker)
+        master, found = self._calls.routes.get(queue.topic).master(queue.broker), list[Message]()
+        for offset in NextOffsets.decode(body).offsets:
+            header = PullHeader(
+                consumer_group=TOOLS_GROUP, topic=queue.topic, queue_id=queue.queue_id, queue_offset=offset,
+                max_msg_nums=1, sys_flag=PULL_SUBSCRIPTION, subscription="*", expression_type="TAG",
+            )  # fmt: skip
+            reply = self._calls.request(master, Command(RequestCode.PULL_MESSAGE, 0, ext=header.to_ext()))
+            found += found_messages(reply.body, queue.broker)[:1]
+        return found
+
+    def _kept_at(self, address: Address, wanted: LaneBody) -> Iterator[ParkedLaneView]:
+        """The lanes that a broker or a coordinator keeps."""
         wanted.after = ""
         while True:
-            table = ParkedTable.decode(self._ask(name, RequestCode.LANE_PARKED, wanted).body)
+            reply = self._calls.ask(address, RequestCode.LANE_PARKED, body=wanted.encode())
+            table = ParkedTable.decode(reply.body)
             for each in table.lanes:
                 yield _view(each)
             wanted.after = table.more
@@ -116,10 +139,15 @@ class ParkedAdmin(AdminClient):
                 return
 
     def _ask(self, broker: str, code: RequestCode, body: LaneBody) -> Command:
-        address = self._masters.get(broker) or self._calls.masters().get(broker, (None, False))[0]
+        address = self._masters.get(broker) or self._keeper(broker)
         if address is None:
             raise ConnectFailed(f"broker {broker!r} is not among those that the name server lists: is it running?")
         return self._calls.ask(address, code, body=body.encode())
+
+    def _keeper(self, broker: str) -> Address | None:
+        """Who keeps the lanes of a broker's queues."""
+        address, is_lanemq = self._calls.masters().get(broker, (None, False))
+        return address if is_lanemq else self._calls.coordinator() or address
 
 
 def _named(lane: ParkedLaneView) -> LaneBody:

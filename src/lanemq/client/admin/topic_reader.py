@@ -123,7 +123,7 @@ class TopicReader:
 
     def _pull(self, source: MessageSource, offset: int, limit: int) -> tuple[list[Message], int]:
         header = PullHeader(
-            consumer_group=READER_GROUP if self.route.is_lane(source.queue.broker) else TOOLS_GROUP,
+            consumer_group=READER_GROUP if self.route.is_lanemq(source.queue.broker) else TOOLS_GROUP,
             topic=source.queue.topic,
             queue_id=source.queue.queue_id,
             queue_offset=offset,

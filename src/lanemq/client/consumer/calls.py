@@ -7,18 +7,21 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from lanemq.client.consumer.coordination import COORDINATOR, Coordination
 from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.pull_stream import Following, Pulled, PullStream, one_pull
+from lanemq.client.coordination import coordinator_of
 from lanemq.client.routing import AsyncRoutes
-from lanemq.client.topics import checked
+from lanemq.client.topic_route import REFRESH_MILLIS, TopicRoute
+from lanemq.client.topics import checked, run_async
 from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
-from lanemq.model.errors import ConnectFailed, OffsetNotFound
+from lanemq.model.errors import ConnectFailed, InvalidOption, NotAllowed, OffsetNotFound
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis, QueueOffset
 from lanemq.net.address import Address
 from lanemq.net.connection import ConnectionPool
 from lanemq.wire.bodies import ConsumerIdList, LaneLease, LaneProgress, LockRequest, LockResponse, QueueBody
-from lanemq.wire.codes import RequestCode
+from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import (
     ConsumerListHeader,
@@ -35,6 +38,8 @@ from lanemq.wire.headers import (
     UpdateOffsetHeader,
 )
 from lanemq.wire.lane_fields import LANE_CLIENT, LANE_EPOCH, LANE_IGNORED
+from lanemq.wire.record import PULL_SUBSCRIPTION, RecordView
+from lanemq.wire.route_bodies import SubscriptionGroupConfig
 from lanemq.wire.stats_bodies import ConsumerConnection
 
 
@@ -50,6 +55,8 @@ class Granted(NamedTuple):
     """Version of the queue's parked lanes, which changes when an operator changes them; 0: there are none."""
     serial: int = 0
     """Names the grant in keep-alives; 0: the broker does not wait for them."""
+    moved: QueueOffset | None = None
+    """The offset of a reset that the group's members have not obeyed yet; only a coordinator says so here."""
 
 
 class Locked(NamedTuple):
@@ -81,22 +88,69 @@ class ConsumerCalls:
 
     def __init__(self, options: ConsumerOptions, client_id: str, pool: ConnectionPool, routes: AsyncRoutes) -> None:
         self.client_id = client_id
+        self.coordination = Coordination(options.group)
+        self._options = options
+        self._asked_at = Millis(0)
+        """When the name servers were asked for a coordinator."""
         self._group = options.group
         self._speaks_lane = options.speaks_lane
         self._pool = pool
         self._routes = routes
 
-    def address(self, topic: str, broker: str) -> Address:
-        """The address of the broker's master, which alone has locks and offsets."""
+    async def find_coordinator(self, route: TopicRoute) -> None:
+        """Finds out who coordinates the group, before it takes queues; again every half minute.
+
+        Raises `NotAllowed` if the group is coordinated and no name server knows by whom: the brokers would refuse its
+        pulls, and its offsets there are old. A LaneMQ broker coordinates its own groups and is not asked.
+        """
+        now, coordination = self._options.clock.now(), self.coordination
+        if route.is_of_lane_broker or not route.brokers or self._options.broadcasting:
+            return
+        if coordination.known and now - self._asked_at < REFRESH_MILLIS:
+            return
+        servers = () if coordination.known else self._routes.servers  # later, one that does not answer costs nothing
+        found = await run_async(coordinator_of(self._group, servers), self._routes.ask)
+        if found is None and not coordination.known:
+            await self._refuse_disabled(route)
+        if found is not None and self._options.compat == "rocketmq":
+            raise InvalidOption(f"group {self._group} is coordinated, which compat='rocketmq' excludes: use 'auto'")
+        coordination.found(found)
+        self._asked_at = now
+
+    async def _refuse_disabled(self, route: TopicRoute) -> None:
+        """Raises if a broker has the group disabled. Brokers before RocketMQ 5 do not say so, and refuse the pulls."""
+        command = Command(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, 0, ext={"group": self._group})
+        for name in sorted(route.brokers):
+            if (address := route.master_of(name)) is None:
+                continue
+            reply = await self._pool.request(address, command, REQUEST_TIMEOUT)
+            if reply.code == ResponseCode.SUCCESS and not SubscriptionGroupConfig.decode(reply.body).consume_enable:
+                raise NotAllowed(
+                    ResponseCode.NO_PERMISSION,
+                    f"group {self._group} is disabled at broker {name}, and no name server knows a coordinator for it: "
+                    f"start lanemq coordinator with the folder that it had. If the group never had one, enable it",
+                )
+
+    def address(self, topic: str, name: str) -> Address:
+        """The address of the coordinator, or of the master of the broker that coordinates its queues itself."""
+        if name == COORDINATOR and self.coordination.address is not None:
+            return self.coordination.address
+        return self.master(topic, name)
+
+    def _of(self, queue: MessageQueue) -> Address:
+        """Who coordinates a queue."""
+        return self.address(queue.topic, self.coordination.of(queue.broker))
+
+    def master(self, topic: str, broker: str) -> Address:
+        """The address of the broker's master, where messages are."""
         route = self._routes.known(topic)
         if route is None:
             raise ConnectFailed(f"the address of broker {broker!r} of topic {topic!r} is not known yet")
         return route.master(broker)
 
-    def is_lane(self, topic: str, broker: str) -> bool:
-        """Whether LaneMQ's protocol additions are used with this broker."""
-        route = self._routes.known(topic)
-        return self._speaks_lane(route is not None and route.is_lane(broker))
+    def is_lanemq(self, topic: str, name: str) -> bool:
+        """Whether LaneMQ's protocol additions are used with a broker or coordinator."""
+        return self._speaks_lane(self.coordination.is_lanemq(self._routes.known(topic), name))
 
     async def members(self, topic: str, broker: str) -> list[str]:
         """The client ids of the members that share a topic; an error if the broker knows none.
@@ -104,7 +158,7 @@ class ConsumerCalls:
         An Apache broker does not know which members subscribe to the topic, and answers with all members of the group.
         """
         header = ConsumerListHeader(
-            consumer_group=self._group, lane_topic=topic if self.is_lane(topic, broker) else None
+            consumer_group=self._group, lane_topic=topic if self.is_lanemq(topic, broker) else None
         )
         reply = await self._ask(topic, broker, RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
         return sorted(set(ConsumerIdList.decode(reply.body).consumer_id_list))
@@ -117,7 +171,7 @@ class ConsumerCalls:
 
     async def lock(
         self,
-        broker: str,
+        coordinator: str,
         queues: Sequence[MessageQueue],
         *,
         lease: Millis | None,
@@ -131,12 +185,15 @@ class ConsumerCalls:
         header = LockHeader(lane_lease_millis=lease)
         if lease is not None:
             header = LockHeader(
-                lane_lease_millis=lease, lane_finished=finished, lane_keep_alive_millis=keep_alive_timeout
+                lane_lease_millis=lease,
+                lane_finished=finished,
+                lane_keep_alive_millis=keep_alive_timeout,
+                lane_resets=True if self.coordination.address is not None else None,
             )
         ext = header.to_ext()
         body = self._lock_request(queues).encode()
         command = Command(RequestCode.LOCK_BATCH_MQ, 0, ext=ext, body=body)
-        reply = await self._request(self.address(queues[0].topic, broker), command, LOCK_TIMEOUT)
+        reply = await self._request(self.address(queues[0].topic, coordinator), command, LOCK_TIMEOUT)
         answer = LockResponse.decode(reply.body)
         leases = {each.queue: each for each in answer.lane_leases}
         fields = LockAnswerHeader.from_ext(reply.ext)
@@ -160,14 +217,14 @@ class ConsumerCalls:
         """Gives a queue back. Names the lease, so that a late unlock does not end a newer one."""
         ext = {LANE_EPOCH: str(epoch)} if epoch else {}
         command = Command(RequestCode.UNLOCK_BATCH_MQ, 0, ext=ext, body=self._lock_request([queue]).encode())
-        await self._request(self.address(queue.topic, queue.broker), command, LOCK_TIMEOUT)
+        await self._request(self._of(queue), command, LOCK_TIMEOUT)
 
     async def committed(self, queue: MessageQueue) -> QueueOffset | None:
         """The group's committed offset; None if it has none. Anything else raises."""
         ext = QueryOffsetHeader.of(self._group, queue).to_ext() | {LANE_CLIENT: self.client_id}
         command = Command(RequestCode.QUERY_CONSUMER_OFFSET, 0, ext=ext)
         try:
-            reply = await self._request(self.address(queue.topic, queue.broker), command, REQUEST_TIMEOUT)
+            reply = await self._request(self._of(queue), command, REQUEST_TIMEOUT)
             return QueueOffset(OffsetResponse.from_ext(reply.ext).offset)
         except OffsetNotFound:
             return None
@@ -195,12 +252,12 @@ class ConsumerCalls:
         header = UpdateOffsetHeader.of(self._group, queue, offset, self.client_id, epoch)
         body = LaneProgress(lane_finished=finished.encode(offset)).encode() if finished.bounds and epoch else b""
         command = Command(RequestCode.UPDATE_CONSUMER_OFFSET, 0, ext=header.to_ext(), body=body)
-        reply = await self._request(self.address(queue.topic, queue.broker), command, REQUEST_TIMEOUT)
+        reply = await self._request(self._of(queue), command, REQUEST_TIMEOUT)
         return LANE_IGNORED not in reply.ext
 
     async def pull(self, header: PullHeader, broker: str, following: Following = one_pull) -> Pulled:
         """Pulls messages, one pull after the other as `following` says; returns the last answer (`pull_stream`)."""
-        address = self.address(header.topic, broker)
+        address = self.master(header.topic, broker)
         is_master = partial(self._is_master, header.topic, broker, address)
         return await PullStream(self._pool, address, header, following, is_master).run()
 
@@ -214,6 +271,26 @@ class ConsumerCalls:
         command = Command(RequestCode.UNREGISTER_CLIENT, 0, ext=header.to_ext())
         await self._request(address, command, REQUEST_TIMEOUT)
 
+    async def record(self, queue: MessageQueue, offset: QueueOffset) -> bytes:
+        """The message at an offset, as stored; empty if its broker has deleted it."""
+        header = PullHeader(
+            consumer_group=self.coordination.pull_group,
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            queue_offset=offset,
+            max_msg_nums=1,
+            sys_flag=PULL_SUBSCRIPTION,
+            subscription="*",
+            expression_type="TAG",
+        )
+        pulled = await self.pull(header, queue.broker)
+        found = pulled.code == ResponseCode.SUCCESS and pulled.body and RecordView(pulled.body).queue_offset == offset
+        return pulled.body if found else b""
+
+    async def ask_coordinator(self, queue: MessageQueue, command: Command) -> Command:
+        """Sends a request about a queue's lanes to who keeps them."""
+        return await self._request(self._of(queue), command, REQUEST_TIMEOUT)
+
     async def ask(self, address: Address, command: Command, timeout: float | None = None) -> Command:
         """Sends any other request; raises if the answer is not a success."""
         return await self._request(address, command, timeout or REQUEST_TIMEOUT)
@@ -223,7 +300,8 @@ class ConsumerCalls:
         return await self._pool.request(address, command, timeout)
 
     async def _offset(self, queue: MessageQueue, code: RequestCode, header: Header) -> QueueOffset:
-        reply = await self._ask(queue.topic, queue.broker, code, header)
+        command = Command(code, 0, ext=header.to_ext())
+        reply = await self._request(self.master(queue.topic, queue.broker), command, REQUEST_TIMEOUT)
         return QueueOffset(OffsetResponse.from_ext(reply.ext).offset)
 
     async def _ask(self, topic: str, broker: str, code: RequestCode, header: Header) -> Command:
@@ -248,7 +326,8 @@ def _granted(lease: LaneLease | None, serial: int) -> Granted:
     if lease.offset < 0:
         return Granted(Epoch(lease.epoch), None, parked=lease.parked, serial=serial)
     finished = FinishedRanges.decode(lease.finished, lease.offset)
-    return Granted(Epoch(lease.epoch), QueueOffset(lease.offset), finished, lease.parked, serial)
+    moved = QueueOffset(lease.offset) if lease.moved else None
+    return Granted(Epoch(lease.epoch), QueueOffset(lease.offset), finished, lease.parked, serial, moved)
 
 
 def _queue_header(queue: MessageQueue) -> QueueHeader:

@@ -15,6 +15,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeAlias
 
 from lanemq.background_log import ClientLog, OwnThread
+from lanemq.client.consumer.coordination import COORDINATOR
 from lanemq.client.consumer.inspection import answer_broker
 from lanemq.client.consumer.monitor import ConsumerHealth, open_monitor
 from lanemq.client.consumer.options import ConsumerOptions
@@ -88,6 +89,7 @@ class ConsumerEngine:
         }
         link = connect(options, self.client_id, by_topic, self._request_received, self._connection_lost)
         self._pool, self._routes, calls, self.heartbeat = link
+        self._coordination = calls.coordination
         self.dead_letters = DeadLetterSender(options, calls)
         self.reporter = RunReporter(options.group, self.dead_letters, options.history)
 
@@ -95,7 +97,9 @@ class ConsumerEngine:
         self._trigger = RebalanceTrigger()
         self.assignment = Assignment(options, self.client_id, self._trigger.soon)
         self.progress = QueueReporter(options, calls, self.assignment, lambda assigned: self.leases.is_leased(assigned))
-        self.leases = LeaseKeeper(options, calls, self.assignment, self.progress.renewed, self.heartbeat.send_again_to)
+        self.leases = LeaseKeeper(
+            options, calls, self.assignment, self.progress.renewed, self.heartbeat.send_again_to, self.move
+        )
         self._puller = Puller(options, calls, self.heartbeat, self.assignment, self.progress, self._tasks)
         self._hand_over = HandOver(options, self.assignment, self.leases, self.progress)
         keepers = QueueKeepers(self.leases, self.progress, self._puller, self._hand_over)
@@ -241,6 +245,9 @@ class ConsumerEngine:
         self._trigger.soon()
 
     def _brokers_at(self, connection: Connection) -> set[str]:
+        """The names of the brokers, or of the coordinator, behind a connection."""
+        if connection.address == self._coordination.address:
+            return {COORDINATOR}
         routes = [self._routes.known(topic) for topic in self.subscriptions]
         return {
             broker.name

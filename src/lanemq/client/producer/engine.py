@@ -90,7 +90,7 @@ class SendEngine:
             self._brokers.setdefault(queue.broker, BrokerState(queue.broker, queue.topic))
             # Not by assignment: a finalizer that sends may have come in between.
             sender = self._senders.setdefault(queue, QueueSender(queue, self._send_options, key_of=_KEY_OF))
-        checks_stamps = route.is_lane(queue.broker)
+        checks_stamps = route.is_lanemq(queue.broker)
         if sender.checks_stamps is not checks_stamps:
             sender.set_broker(checks_stamps=checks_stamps)  # another kind of broker took over the name
         sender.creates = route.provisional

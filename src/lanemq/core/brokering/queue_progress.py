@@ -237,6 +237,13 @@ class QueueProgress:
         self.reset = ResetState.TOLD
         return self.offset
 
+    def tell_reset(self) -> bool:
+        """Whether a reset is pending, told to an owner that ends it by committing its offset."""
+        if self.reset is ResetState.NONE:
+            return False
+        self.reset = ResetState.TOLD
+        return True
+
     def _end_reset(self, offset: QueueOffset, *, decides: bool = False) -> bool:
         """End a pending reset if a pull was answered with it and a member is at its offset; return whether it ended.
 

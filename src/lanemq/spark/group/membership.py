@@ -192,7 +192,7 @@ class DriverMembership:
         members: list[str] = []
         for broker in sorted({queue.broker for queue in route.subscribe}):
             address = route.master(broker)
-            if route.is_lane(broker):
+            if route.is_lanemq(broker):
                 self._keep_alive_due.setdefault(address, now + KEEP_ALIVE_MS)
             if now >= self._heartbeat_due.get(address, 0) or not self._calls.connected(address):
                 self._join(address)
@@ -230,7 +230,7 @@ class DriverMembership:
         for queue in sorted({*self._wanted, *self._assigned.queues()}):
             try:
                 route = self._calls.route(queue.topic)
-                brokers.setdefault((route.master(queue.broker), route.is_lane(queue.broker)), []).append(queue)
+                brokers.setdefault((route.master(queue.broker), route.is_lanemq(queue.broker)), []).append(queue)
             except LaneError as error:
                 self._warn(str(queue), f"the lease of {queue} cannot be renewed: {error}")
         for (address, lane), queues in brokers.items():

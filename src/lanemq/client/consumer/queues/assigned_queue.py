@@ -51,7 +51,8 @@ class AssignedQueue:
         lease: QueueLease | None,
         times: LeaseTimes,
         *,
-        lane: bool,
+        is_lanemq: bool,
+        coordinator: str | None = None,
     ) -> None:
         self.queue = queue
         self.subscription = active.subscription
@@ -59,8 +60,11 @@ class AssignedQueue:
         self.source = source
         self.lease = lease
         self.times = times
-        self.lane = lane
-        """The broker is a LaneMQ broker: it has epochs and answers large pulls."""
+        self.is_lanemq = is_lanemq
+        """The messages are at a LaneMQ broker, which answers large pulls and stores no repeats."""
+        self.coordinator = coordinator or queue.broker
+        """The name of who grants leases and keeps offsets: the broker, or a coordinator."""
+        self.moved_at = Millis(0)  # when the last reset was obeyed
         self.released = False
         """Given back or lost; anything that still arrives for it is ignored."""
         self.lifecycle = QueueLifecycle(queue, needs_lease=lease is not None)
@@ -77,8 +81,6 @@ class AssignedQueue:
         """The progress that the broker confirmed last; None if it may have lost that."""
         self.check_end = False
         """An Apache broker was away, and may have lost messages: its queue may be shorter now than what was read."""
-        self.keeps_parked = lane and self.epoch > 0
-        """The broker stores parked lanes."""
         self.parked_serial = 0
         """The version of the broker's parked lanes that is known here."""
         self.changed_serial: int | None = None
@@ -127,6 +129,11 @@ class AssignedQueue:
         return self.lease is not None and (self.end is None or offset < self.end)
 
     @property
+    def keeps_parked(self) -> bool:
+        """Whether the broker or coordinator stores parked lanes."""
+        return self.epoch > 0
+
+    @property
     def epoch(self) -> Epoch:
         """Names the lease to the broker; 0 without a lease, or if the broker has no epochs."""
         return self.lease.epoch if self.lease is not None else Epoch(0)
@@ -172,16 +179,16 @@ class Assignment:
     def of_topic(self, topic: str) -> list[AssignedQueue]:
         return [assigned for assigned in self if assigned.queue.topic == topic]
 
-    def at_broker(self, broker: str) -> list[AssignedQueue]:
-        """Queues of a broker that need a lease."""
-        return self.by_broker().get(broker, [])
+    def leased_by(self, coordinator: str) -> list[AssignedQueue]:
+        """Queues whose leases a broker or coordinator grants."""
+        return self.by_coordinator().get(coordinator, [])
 
-    def by_broker(self) -> dict[str, list[AssignedQueue]]:
-        """Queues that need a lease, one list per broker: a renewal is one request each."""
+    def by_coordinator(self) -> dict[str, list[AssignedQueue]]:
+        """Queues that need a lease, one list for each who grants them: a renewal is one request."""
         groups: dict[str, list[AssignedQueue]] = {}
         for assigned in self._queues.values():
             if assigned.lease is not None and not assigned.released:
-                groups.setdefault(assigned.queue.broker, []).append(assigned)
+                groups.setdefault(assigned.coordinator, []).append(assigned)
         return groups
 
     def add(self, assigned: AssignedQueue) -> None:

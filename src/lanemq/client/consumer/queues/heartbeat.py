@@ -100,7 +100,10 @@ class Heartbeat:
                 log.info("could not unregister at %s: %s", address, error)
 
     def addresses(self) -> list[Address]:
-        """Every broker of the subscribed topics, masters and replicas."""
+        """The coordinator, or every broker of the subscribed topics, masters and replicas."""
+        coordinator = self._calls.coordination.address
+        if coordinator is not None:
+            return [coordinator]
         return sorted({address for broker in self._brokers() for address in broker.addresses.values()})
 
     def _brokers(self) -> list[BrokerRoute]:
@@ -109,7 +112,8 @@ class Heartbeat:
 
     def _expiry(self, address: Address) -> Millis | None:
         """None for brokers that get no keep-alives: they use RocketMQ's expiry."""
-        lane = any(broker.lane for broker in self._brokers() if address in broker.addresses.values())
+        own = [broker.lane for broker in self._brokers() if address in broker.addresses.values()]
+        lane = self._calls.coordination.address == address or any(own)
         return self._options.times(lane).broker_lease_ms if self._options.speaks_lane(lane) else None
 
     async def _try_send(self, address: Address) -> None:

@@ -1,19 +1,26 @@
 """A member's requests about lanes that are set aside at the broker, as calls that take and return values."""
 
+import asyncio
+import itertools
+from dataclasses import replace
+
+from lanemq.background_log import ClientLog
 from lanemq.client.consumer.calls import ConsumerCalls
 from lanemq.client.message import Message
 from lanemq.core.consuming.lanes_aside import NextRequest, ParkedAtBroker, ParkRequest
 from lanemq.core.lane_status import LaneStatus
 from lanemq.model.queue import MessageQueue
-from lanemq.model.units import Epoch
+from lanemq.model.units import Epoch, QueueOffset
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import ParkHeader, ParkNextResponse
-from lanemq.wire.lane_bodies import LaneBody, NextBody, ParkAnswer, ParkBody, ParkedTable
+from lanemq.wire.lane_bodies import LaneBody, NextBody, NextOffsets, ParkAnswer, ParkBody, ParkedTable
+
+log = ClientLog(__name__)
 
 
 class LaneCalls:
-    """Requests about parked lanes to the master of a queue's broker, under the queue's lease where they change it."""
+    """Requests about parked lanes to whoever coordinates a queue, under the queue's lease where they change it."""
 
     def __init__(self, group: str, calls: ConsumerCalls) -> None:
         self._group = group
@@ -37,7 +44,21 @@ class LaneCalls:
         """The lane's status and the records of its next messages; empty if none may run."""
         body = NextBody(key=request.key, done=request.done, wanted=request.wanted).encode()
         reply = await self._ask(queue, epoch, RequestCode.LANE_PARK_NEXT, body)
-        return lane_status(ParkNextResponse.from_ext(reply.ext).lane_parked), reply.body
+        status = lane_status(ParkNextResponse.from_ext(reply.ext).lane_parked)
+        if self._calls.coordination.address is None or not reply.body:
+            return status, reply.body
+        return await self._read(queue, epoch, request, status, NextOffsets.decode(reply.body).offsets)
+
+    async def _read(
+        self, queue: MessageQueue, epoch: Epoch, request: NextRequest, status: LaneStatus | None, offsets: list[int]
+    ) -> tuple[LaneStatus | None, bytes]:
+        """Reads the messages of a lane at their broker. What the broker has deleted is lost, with an error."""
+        records = await asyncio.gather(*(self._calls.record(queue, QueueOffset(offset)) for offset in offsets))
+        there = list(itertools.takewhile(bool, records))
+        if there or not offsets:
+            return status, b"".join(there)
+        log.error("key %r of %s: offset %d was deleted by its broker and is lost", request.key, queue, offsets[0])
+        return await self.next(queue, epoch, replace(request, done=offsets[0]))
 
     async def redrive(self, queue: MessageQueue, key: str | None) -> None:
         """Redrives a lane as an operator would; raises `OffsetNotFound` if there is no such lane."""
@@ -75,7 +96,7 @@ class LaneCalls:
         return await self._send(queue, Command(code, 0, ext=header.to_ext(), body=body))
 
     async def _send(self, queue: MessageQueue, command: Command) -> Command:
-        return await self._calls.ask(self._calls.address(queue.topic, queue.broker), command)
+        return await self._calls.ask_coordinator(queue, command)
 
 
 def lane_status(text: str) -> LaneStatus | None:

@@ -29,7 +29,7 @@ from lanemq.client.consumer.queues.assigned_queue import NANOS, AssignedQueue, A
 from lanemq.core.consuming.queue_lease import LANE_TIMES, Grant, LeaseTimes, QueueLease
 from lanemq.model.errors import ConnectFailed, LaneError, RequestTimedOut
 from lanemq.model.queue import MessageQueue
-from lanemq.model.units import Epoch, Millis
+from lanemq.model.units import Epoch, Millis, QueueOffset
 from lanemq.net.address import Address
 from lanemq.net.rate_limited_log import RateLimitedLog
 
@@ -113,7 +113,7 @@ class LeaseKeeper:
     """The leases of one consumer. Broadcasting and concurrent queues have none: they need no single owner.
 
     `on_parked` is called after each renewal with the version of the broker's parked lanes, `on_removed` when a broker
-    does not have this member in its list.
+    does not have this member in its list, `on_moved` with the offset of a reset.
     """
 
     def __init__(
@@ -123,6 +123,7 @@ class LeaseKeeper:
         assignment: Assignment,
         on_parked: Callable[[AssignedQueue, int], None],
         on_removed: Callable[[Address], Awaitable[None]],
+        on_moved: Callable[[AssignedQueue, QueueOffset], None],
     ) -> None:
         self._calls = calls
         self._clock = options.clock
@@ -130,6 +131,7 @@ class LeaseKeeper:
         self._assignment = assignment
         self._on_parked = on_parked
         self._on_removed = on_removed
+        self._on_moved = on_moved
         self._paces: dict[str, _Pace] = {}
         self._suspended: set[str] = set()
         """Brokers whose connection was lost, until their leases are renewed."""
@@ -176,7 +178,7 @@ class LeaseKeeper:
 
     async def renew(self) -> None:
         """Renews all leases now, one request per broker, all at once."""
-        brokers = self._assignment.by_broker()
+        brokers = self._assignment.by_coordinator()
         await asyncio.gather(*(self._renew(broker, queues) for broker, queues in brokers.items()))
 
     def is_leased(self, assigned: AssignedQueue) -> bool:
@@ -184,7 +186,7 @@ class LeaseKeeper:
 
         Not if the lease is over, as after this process was frozen, nor between a lost connection and the renewal.
         """
-        broker, lease = assigned.queue.broker, assigned.lease
+        broker, lease = assigned.coordinator, assigned.lease
         if lease is not None and lease.usable(now=self._clock.now()) and broker not in self._suspended:
             return True
         self._renew_soon(broker)
@@ -196,7 +198,7 @@ class LeaseKeeper:
         A LaneMQ broker ends them. An Apache broker that was killed has forgotten them, and so has the replica that
         becomes the master; another member may be first to ask it.
         """
-        for assigned in self._assignment.at_broker(broker):
+        for assigned in self._assignment.leased_by(broker):
             self._set_usable_until(assigned, self._clock.now())
         self._suspended.add(broker)
         self._renew_soon(broker)
@@ -233,7 +235,7 @@ class LeaseKeeper:
                 await asyncio.sleep(0)
             until = Millis(self._clock.now() + AWAKE_MS)
             for assigned in self._assignment:
-                if assigned.lease is not None and not assigned.lane and assigned.queue.broker not in self._suspended:
+                if assigned.lease is not None and not assigned.epoch and assigned.coordinator not in self._suspended:
                     with assigned.scheduler as lanes:
                         lanes.set_usable_until(assigned.queue, min(until, assigned.usable_until))
 
@@ -249,7 +251,7 @@ class LeaseKeeper:
                 continue  # keep-alives have become necessary or unnecessary
             asked_at = self._clock.now()
             try:
-                if not self._assignment.at_broker(broker):
+                if not self._assignment.leased_by(broker):
                     pace.urgent = False
                     renew_at = Millis(asked_at + FIRST_RENEWAL_MS)
                     await self._keep_alive_without_leases(broker, pace)
@@ -257,7 +259,7 @@ class LeaseKeeper:
                     pace.urgent = False
                     asked_at = self._clock.now()
                     renew_at = Millis(asked_at + self._renew_every())
-                    await self._renew(broker, self._assignment.at_broker(broker))
+                    await self._renew(broker, self._assignment.leased_by(broker))
             except Exception:
                 log.exception("renewing leases failed; the next renewal follows as planned")
 
@@ -273,7 +275,7 @@ class LeaseKeeper:
 
     async def _keep_alive(self, broker: str) -> bool:
         """Sends a keep-alive to a broker; false if its leases must be renewed first."""
-        queues = self._assignment.at_broker(broker)
+        queues = self._assignment.leased_by(broker)
         serials = {assigned.lease.serial for assigned in queues if assigned.lease is not None}
         if len(serials) != 1 or 0 in serials:
             return not serials
@@ -325,7 +327,7 @@ class LeaseKeeper:
         asked_at, timeout = self._clock.now(), self._pace(broker).keep_alive_timeout(first.times)
         try:
             # False, not None: the finished ranges are known here, and the broker must not forget them.
-            granted = await self._lock(broker, names, first.times, timeout, lane=first.lane, finished=False)
+            granted = await self._lock(broker, names, first.times, timeout, lane=first.epoch > 0, finished=False)
         except LaneError as error:
             self._rate_limited.failed(broker, f"leases at {broker} could not be renewed, they end as planned", error)
             self._failed(error, names[0].topic, broker, asked_at, first.times)
@@ -358,6 +360,8 @@ class LeaseKeeper:
             case Grant.RENEWED if lease.usable_until is not None:
                 self._set_usable_until(assigned, lease.usable_until)
                 self._on_parked(assigned, answer.parked)
+                if answer.moved is not None and assigned.moving is None and asked_at > assigned.moved_at:
+                    self._on_moved(assigned, answer.moved)
             case Grant.NEW:
                 self._assignment.lose(assigned, "another member may have owned it in between")
 

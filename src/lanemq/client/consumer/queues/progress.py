@@ -94,6 +94,8 @@ class QueueReporter:
         offset = granted.offset
         if offset is None:
             offset = await self._start_offset(queue, granted.epoch)
+        elif granted.moved is not None:  # nothing here is from before the reset: it is obeyed by starting there
+            await self._calls.commit(queue, offset, granted.epoch)
         start = StartPosition(MemberProgress(offset, granted.finished))
         if not granted.parked:
             return start
@@ -169,9 +171,9 @@ class QueueReporter:
         An Apache broker may even have come back with an empty store.
         """
         for assigned in self._assignment:
-            if assigned.queue.broker == broker:
+            if broker in (assigned.queue.broker, assigned.coordinator):
                 assigned.confirmed = None
-                assigned.check_end = not assigned.lane
+                assigned.check_end = not assigned.is_lanemq
 
     def _save(self, local: LocalOffsets, moved: Iterable[tuple[AssignedQueue, MemberProgress]]) -> None:
         reports = dict(moved)
@@ -254,7 +256,7 @@ class QueueReporter:
         parked = await self._lane_calls.parked(queue) if assigned.keeps_parked else ()
         if not assigned.released:
             assigned.start_at(StartPosition(MemberProgress(offset), parked, assigned.parked_serial))
-            assigned.moving = None
+            assigned.moving, assigned.moved_at = None, self._clock.now()
 
     async def hand_over(self, assigned: AssignedQueue) -> None:
         """Reports everything about a queue that is given up, and waits until the broker has it, or raises."""

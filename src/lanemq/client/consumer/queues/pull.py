@@ -108,7 +108,7 @@ class Puller:
         scheduler, queue = assigned.scheduler, assigned.queue
         room = self._room(assigned)
         if isinstance(room, WaitFor):
-            limit = self._limits[assigned.lane].messages // 2
+            limit = self._limits[assigned.is_lanemq].messages // 2
             scheduler.call_below(queue, limit, lambda: self._wake(assigned))
             await self._wait(assigned, room.delay)
             return
@@ -119,13 +119,13 @@ class Puller:
     def _room(self, assigned: AssignedQueue) -> PullNow | WaitFor:
         with assigned.scheduler as lanes:
             cached = lanes[assigned.queue].cached()
-        return verdict(cached, self._limits[assigned.lane], out_of_order=_span_counts(assigned))
+        return verdict(cached, self._limits[assigned.is_lanemq], out_of_order=_span_counts(assigned))
 
     async def _pull(self, assigned: AssignedQueue, offset: QueueOffset) -> None:
         """Pulls as long as one answer can be followed by the next pull at once."""
         queue = assigned.queue
-        await self._heartbeat.send_to(self._calls.address(queue.topic, queue.broker))
-        if self._options.drop_repeats and assigned.seen is None and not assigned.lane:
+        await self._heartbeat.send_to(self._calls.address(queue.topic, assigned.coordinator))
+        if self._options.drop_repeats and assigned.seen is None and not assigned.is_lanemq:
             assigned.seen = await self._look_back(assigned, offset)
         assigned.last_pull = self._clock.now()
         pulled = await self._calls.pull(self._header(assigned, offset), queue.broker, partial(self._answered, assigned))
@@ -170,9 +170,9 @@ class Puller:
             return lanes[assigned.queue].next_offset
 
     def _header(self, assigned: AssignedQueue, offset: QueueOffset) -> PullHeader:
-        queue, lane = assigned.queue, assigned.lane
+        queue, lane = assigned.queue, assigned.is_lanemq
         return PullHeader(
-            consumer_group=self._options.group,
+            consumer_group=self._calls.coordination.pull_group,
             topic=queue.topic,
             queue_id=queue.queue_id,
             queue_offset=offset,
@@ -184,7 +184,7 @@ class Puller:
             sub_version=self._heartbeat.version,
             expression_type="TAG",
             lane_client=self._calls.client_id if lane else None,
-            lane_epoch=assigned.epoch or None,
+            lane_epoch=(assigned.epoch or None) if lane else None,
             lane_max_bytes=LANE_PULL_BYTES if lane else None,
             lane_parts=True if lane and assigned.epoch else None,
         )
@@ -241,4 +241,4 @@ def _span_counts(assigned: AssignedQueue) -> bool:
     A broker that stores finished ranges remembers them: there, one stuck key must not stop the queue.
     """
     order = assigned.subscription.order
-    return order is Order.NONE or (order is Order.KEY and not (assigned.lane and assigned.epoch > 0))
+    return order is Order.NONE or (order is Order.KEY and not assigned.epoch)

@@ -95,6 +95,7 @@ class Rebalancer:
     ) -> None:
         self._options = options
         _, self._routes, self._calls, self._heartbeat = link
+        self._coordination = self._calls.coordination
         self._subscriptions = subscriptions
         self._assignment = assignment
         self._leases, self._progress, self._puller, self._hand_over = keepers
@@ -154,9 +155,10 @@ class Rebalancer:
 
     async def _topic(self, topic: str) -> bool:
         route = await self._routes.get(topic)
-        for broker in route.brokers:
-            if self._options.speaks_lane(route.is_lane(broker)):
-                self._leases.stay_member(topic, broker, self._options.times(lane=True))
+        await self._calls.find_coordinator(route)
+        for name in self._coordination.all_of(route.brokers):
+            if self._options.speaks_lane(self._coordination.is_lanemq(route, name)):
+                self._leases.stay_member(topic, name, self._options.times(lane=True))
         await self._heartbeat.send_to_all()
         members = await self._members(route)
         share = self._share(route, members)
@@ -182,14 +184,14 @@ class Rebalancer:
         if self._options.broadcasting or not route.subscribe:
             return [self._calls.client_id]
         failure: LaneError | None = None
-        for broker in sorted(route.brokers):
+        for broker in self._coordination.all_of(route.brokers):
             try:
                 members = await self._known_members(route.topic, broker)
                 if self._calls.client_id not in members:  # it was silent for too long, or the broker restarted
-                    await self._heartbeat.send_again_to(route.master(broker))
+                    await self._heartbeat.send_again_to(self._calls.address(route.topic, broker))
                     members = await self._calls.members(route.topic, broker)
                     self._warn_of_wider_filter(route, broker, members)
-                if len(members) > 1 and not self._options.speaks_lane(route.is_lane(broker)):
+                if len(members) > 1 and not self._options.speaks_lane(self._coordination.is_lanemq(route, broker)):
                     await self._warn_of_other_topics(route.topic, broker)
                 return members
             except LaneError as error:
@@ -199,7 +201,7 @@ class Rebalancer:
     def _warn_of_wider_filter(self, route: TopicRoute, broker: str, members: list[str]) -> None:
         """Warns if a LaneMQ broker leaves this member out, which has just joined: another one has a wider filter."""
         topic, tags = route.topic, self._subscriptions[route.topic].subscription.filter
-        if route.is_lane(broker) and self._calls.client_id not in members and tags.tags:
+        if self._coordination.is_lanemq(route, broker) and self._calls.client_id not in members and tags.tags:
             self._warn(
                 topic,
                 f"no queue of {topic} for this member now: it reads tags {tags.text!r}, and other members of group "
@@ -281,13 +283,13 @@ class Rebalancer:
 
     async def _acquire(self, route: TopicRoute, queues: Sequence[MessageQueue]) -> int:
         """Takes queues from all brokers at once and returns how many it got."""
-        brokers: dict[str, list[MessageQueue]] = {}
+        parts: dict[str, list[MessageQueue]] = {}
         for queue in queues:
-            brokers.setdefault(queue.broker, []).append(queue)
-        return sum(await asyncio.gather(*(self._acquire_from(route, name, part) for name, part in brokers.items())))
+            parts.setdefault(self._coordination.of(queue.broker), []).append(queue)
+        return sum(await asyncio.gather(*(self._acquire_from(route, name, part) for name, part in parts.items())))
 
     async def _acquire_from(self, route: TopicRoute, broker: str, queues: list[MessageQueue]) -> int:
-        lane = self._options.speaks_lane(route.is_lane(broker))
+        lane = self._options.speaks_lane(self._coordination.is_lanemq(route, broker))
         leases: dict[MessageQueue, tuple[QueueLease | None, Granted | None]] = dict.fromkeys(queues, (None, None))
         subscription, times = self._subscriptions[route.topic].subscription, self._options.times(lane)
         if subscription.ordered and not self._options.broadcasting:
@@ -297,9 +299,11 @@ class Rebalancer:
             except LaneError as error:
                 self._failed(route.topic, f"queues of {route.topic} at {broker} cannot be taken yet", error)
                 return 0
-        return sum(await asyncio.gather(*(self._begin(queue, *given, lane) for queue, given in leases.items())))
+        return sum(await asyncio.gather(*(self._begin(route, queue, *given) for queue, given in leases.items())))
 
-    async def _begin(self, queue: MessageQueue, lease: QueueLease | None, granted: Granted | None, lane: bool) -> bool:
+    async def _begin(
+        self, route: TopicRoute, queue: MessageQueue, lease: QueueLease | None, granted: Granted | None
+    ) -> bool:
         """Starts a queue at its offset. If the offset cannot be read, gives the lease back.
 
         A guess could skip messages, and an unused lease would keep the queue from all other members.
@@ -313,17 +317,20 @@ class Rebalancer:
             if lease is not None:
                 await self._leases.unlock(queue, lease.epoch)
             return False
-        if lease is not None and not lane:
+        if lease is not None and not lease.epoch:
             self._progress.record_found(queue, start.progress.offset, asked)
-        self._assign(queue, lease, start, lane)
+        self._assign(route, queue, lease, start)
         return True
 
-    def _assign(self, queue: MessageQueue, lease: QueueLease | None, start: StartPosition, lane: bool) -> None:
+    def _assign(self, route: TopicRoute, queue: MessageQueue, lease: QueueLease | None, start: StartPosition) -> None:
         active, options = self._subscriptions[queue.topic], self._options
+        coordinator = self._coordination.of(queue.broker)
+        times = options.times(options.speaks_lane(self._coordination.is_lanemq(route, coordinator)))
+        is_lanemq = options.speaks_lane(route.is_lanemq(queue.broker))
         epoch = lease.epoch if lease is not None else Epoch(0)
         in_order = active.subscription.ordered
         source = MessageSource(queue, self._codec, epoch, group=options.group, in_order=in_order)
-        assigned = AssignedQueue(queue, active, source, lease, options.times(lane), lane=lane)
+        assigned = AssignedQueue(queue, active, source, lease, times, is_lanemq=is_lanemq, coordinator=coordinator)
         now = options.clock.now()
         if lease is not None:
             assigned.lifecycle.happened(QueueEvent.GRANTED, now=now)

@@ -94,8 +94,8 @@ class DeadLetterSender:
         A LaneMQ broker counts no attempt; any other broker takes it for a failed one.
         """
         queue = message.queue
-        is_lane = self._calls.is_lane(queue.topic, queue.broker)
-        command = self._send_back_request(message, 0, max_retries, pass_on=True if is_lane else None)
+        is_lanemq = self._calls.is_lanemq(queue.topic, queue.broker)
+        command = self._send_back_request(message, 0, max_retries, pass_on=True if is_lanemq else None)
         try:
             await self._ask(message, command)
         except LaneError as error:
@@ -121,12 +121,12 @@ class DeadLetterSender:
 
     async def _ask(self, message: Message, command: Command) -> None:
         """Sends a request to the message's broker; raises if it is refused, or has no master."""
-        address = self._calls.address(message.queue.topic, message.queue.broker)
+        address = self._calls.master(message.queue.topic, message.queue.broker)
         await self._calls.ask(address, command, SEND_BACK_SECONDS)
 
     async def _sent(self, message: Message, command: Command) -> bool:
         try:
-            address = self._calls.address(message.queue.topic, message.queue.broker)
+            address = self._calls.master(message.queue.topic, message.queue.broker)
             reply = await self._calls.post(address, command, SEND_BACK_SECONDS)
             if reply.code in STORED_CODES:
                 return True

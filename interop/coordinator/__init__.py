@@ -1,0 +1,1 @@
+"""A coordinator beside a real Apache RocketMQ broker, with members that are killed."""

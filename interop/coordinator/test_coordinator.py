@@ -1,0 +1,151 @@
+"""What a coordinator relies on at real Apache brokers, and members that are killed: `make interop-coordinator`.
+
+`--backend apache49` runs the same against RocketMQ 4.9.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from subprocess import Popen
+from typing import Any
+
+import pytest
+
+from interop.children import running
+from interop.ports import HOST, ask, eventually, free_port, listens, route
+from lanemq import Producer
+from lanemq.client.admin.admin import Admin
+from lanemq.client.admin.coordinated import CoordinatedAdmin
+from lanemq.client.admin.parked import ParkedAdmin
+
+PULL, LOCK, QUERY, UPDATE, CONFIGURE = 11, 41, 14, 15, 200
+NO_PERMISSION = 16
+
+
+@pytest.fixture
+def broker(address: str) -> int:
+    """The port of the broker."""
+    found = eventually(lambda: route(int(address.rpartition(":")[2]), "TBW102"), 60, "the broker")
+    return int(found["brokerDatas"][0]["brokerAddrs"]["0"].rpartition(":")[2])
+
+
+def pull(broker: int, group: str, topic: str) -> int:
+    ext = {
+        "consumerGroup": group, "topic": topic, "queueId": "0", "queueOffset": "0", "maxMsgNums": "1", "sysFlag": "4",
+        "commitOffset": "0", "suspendTimeoutMillis": "0", "subscription": "*", "subVersion": "0",
+        "expressionType": "TAG",
+    }  # fmt: skip
+    return ask(broker, PULL, ext)[0]
+
+
+def lock(broker: int, group: str, topic: str, client: str) -> int:
+    body = {
+        "clientId": client,
+        "consumerGroup": group,
+        "mqSet": [{"topic": topic, "brokerName": "apache", "queueId": 0}],
+    }
+    return len(json.loads(ask(broker, LOCK, {}, json.dumps(body).encode())[1])["lockOKMQSet"])
+
+
+def topic_with(address: str, name: str, count: int = 1) -> str:
+    with Admin(address) as admin:
+        admin.create_topic(name, 4, ordered=True)
+    with Producer(address) as producer:
+        for number in range(count):
+            producer.send(name, number, key=str(number % 10))
+    return name
+
+
+def test_a_disabled_group_pulls_nothing_and_may_do_everything_else(address: str, broker: int) -> None:
+    topic = topic_with(address, "disabled", 40)
+    assert pull(broker, "g", topic) == 0
+    assert ask(broker, CONFIGURE, {}, b'{"groupName": "g", "consumeEnable": false}')[0] == 0
+    assert pull(broker, "g", topic) == NO_PERMISSION
+    assert pull(broker, "%LANEMQ%g", topic) == 0
+    assert (lock(broker, "g", topic, "coordinator"), lock(broker, "g", topic, "stock")) == (1, 0)
+    place = {"consumerGroup": "g", "topic": topic, "queueId": "0"}
+    assert ask(broker, UPDATE, {**place, "commitOffset": "5"})[0] == 0
+    assert ask(broker, QUERY, place)[2]["offset"] == "5"
+
+
+@pytest.fixture(scope="module")
+def coordinator(address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    folder, port = tmp_path_factory.mktemp("coordinator"), free_port()
+    command = [str(Path(sys.executable).with_name("lanemq")), "coordinator", "--cluster", address]
+    command += ["--data", str(folder / "data"), "--listen", f"{HOST}:{port}", "--log-level", "info"]
+    with running(command, folder / "out"):
+        eventually(lambda: listens(port), 30, "the coordinator")
+        yield port
+
+
+def member(address: str, group: str, topic: str, file: Path) -> AbstractContextManager["Popen[bytes]"]:
+    command = [sys.executable, "-m", "interop.coordinator.member", address, group, topic, str(file)]
+    return running(command, file.with_suffix(".out"))
+
+
+def noted(*files: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for file in files if file.exists() for line in file.read_text().splitlines()]
+
+
+def move(address: str, group: str) -> None:
+    with CoordinatedAdmin(address) as admin:
+        assert admin.move(group, apply=True).moved
+
+
+def test_a_killed_member_is_replaced_soon_and_order_stays(
+    address: str, broker: int, coordinator: int, tmp_path: Path
+) -> None:
+    topic, group, one, two = topic_with(address, "killed"), "killed", tmp_path / "one", tmp_path / "two"
+    move(address, group)
+    with Producer(address) as producer, member(address, group, topic, one) as first, member(address, group, topic, two):
+
+        def both() -> bool:
+            for key in range(10):
+                producer.send(topic, 0, key=str(key))
+            return bool(noted(one)) and bool(noted(two))
+
+        eventually(both, 60, "both members at work")
+        assert lock(broker, group, topic, "stock") == 0
+        assert pull(broker, group, topic) == NO_PERMISSION
+        lost = {each["at"][0] for each in noted(one)[-20:]} - {each["at"][0] for each in noted(two)[-20:]}
+        first.kill()
+        killed, end = time.monotonic(), time.monotonic() + 20
+        taken: dict[int, float] = {}
+        while not lost <= taken.keys() and time.monotonic() < end:
+            both()
+            for each in noted(two):
+                if each["t"] > killed:
+                    taken.setdefault(each["at"][0], each["t"])
+        took = max(taken[queue] for queue in lost) - killed
+        print(f"taken over after {took:.2f} s")
+        assert took < 3
+    for key in {each["key"] for each in noted(two)}:
+        places = [tuple(each["at"]) for each in noted(two) if each["key"] == key]
+        assert places == sorted(places)
+
+
+def test_other_keys_pass_a_parked_one_and_nothing_finished_is_repeated(
+    address: str, coordinator: int, tmp_path: Path
+) -> None:
+    topic, group, notes = topic_with(address, "parked", 0), "parked", tmp_path / "notes"
+    move(address, group)
+    with Producer(address) as producer:
+        producer.send(topic, "fail", key="bad")
+        for number in range(10_000):
+            producer.submit(topic, number, key=f"k{number % 50}")
+        producer.flush()
+    with member(address, group, topic, notes) as child, ParkedAdmin(address) as parked:
+        eventually(lambda: len(noted(notes)) >= 10_000, 90, "10,000 messages of other keys")
+        assert [lane.key for lane in parked.lanes(group)] == ["bad"]
+        time.sleep(2)  # longer than a report may take
+        child.kill()
+    with member(address, group, topic, notes):
+        with Producer(address) as producer:
+            producer.send(topic, 0, key="after")
+        eventually(lambda: any(each["key"] == "after" for each in noted(notes)), 30, "the new member")
+    assert len(noted(notes)) == 10_001
+    with ParkedAdmin(address) as parked:
+        assert [lane.key for lane in parked.lanes(group)] == ["bad"]

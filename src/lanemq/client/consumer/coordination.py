@@ -1,0 +1,57 @@
+"""Who coordinates the group of a member: each broker its own queues, or one coordinator those of a whole cluster.
+
+A queue has two addresses: where its messages are, which is always its broker, and who decides about its leases, offsets
+and lanes. The latter has a name here: that of the broker, or `COORDINATOR`.
+"""
+
+from collections.abc import Iterable
+
+from lanemq.client.topic_route import TopicRoute
+from lanemq.model.errors import GroupConflict
+from lanemq.model.names import pull_group
+from lanemq.net.address import Address
+
+COORDINATOR = "the coordinator"
+"""The name of a coordinator where others have the name of a broker; no broker has a space in its name."""
+
+
+class Coordination:
+    """What a member knows of who coordinates its group. It begins with the brokers."""
+
+    def __init__(self, group: str) -> None:
+        self._group = group
+        self.address: Address | None = None
+        """Of the coordinator; None: the brokers coordinate."""
+        self.known = False
+        """Whether the name servers were asked."""
+
+    def found(self, address: Address | None) -> None:
+        """Takes the answer of the name servers.
+
+        A member stays with what it found first. A coordinator may move to another address. If its entry vanishes, name
+        servers have lost it, or the group was moved back, which the coordinator itself says.
+        """
+        if self.known and self.address is None and address is not None:
+            raise GroupConflict(
+                f"group {self._group} was moved to the coordinator at {address} while this member consumed from the "
+                f"brokers, which give it no more messages: start it again"
+            )
+        self.address = address or self.address
+        self.known = True
+
+    def of(self, broker: str) -> str:
+        """Who coordinates the queues of a broker."""
+        return broker if self.address is None else COORDINATOR
+
+    def all_of(self, brokers: Iterable[str]) -> list[str]:
+        """Who coordinates the queues of these brokers."""
+        return sorted({self.of(broker) for broker in brokers})
+
+    def is_lanemq(self, route: TopicRoute | None, name: str) -> bool:
+        """Whether the broker or coordinator of this name grants epochs, and keeps finished ranges and lanes."""
+        return name == COORDINATOR or (route is not None and route.is_lanemq(name))
+
+    @property
+    def pull_group(self) -> str:
+        """The group that pulls name: the own name of a coordinated group is disabled at the brokers."""
+        return self._group if self.address is None else pull_group(self._group)

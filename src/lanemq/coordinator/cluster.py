@@ -1,0 +1,178 @@
+"""The requests of a coordinator to its cluster, as calls that take and return values."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from lanemq.client.coordination import COORDINATOR_NAMESPACE
+from lanemq.client.topic_route import TopicRoute, topic_route
+from lanemq.client.topics import MASTER, Steps, checked, delete_setting, plain_route, put_setting, run_async
+from lanemq.model.errors import ConnectFailed, GroupNotFound, LaneError, RemoteProtocolError, TransportError
+from lanemq.model.names import pull_group
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import QueueOffset
+from lanemq.net.address import Address, parse_address
+from lanemq.net.connection import ConnectionPool
+from lanemq.wire.admin_headers import ConsumeStatsHeader, KvHeader
+from lanemq.wire.bodies import LockRequest, LockResponse, QueueBody
+from lanemq.wire.codes import RequestCode, ResponseCode
+from lanemq.wire.command import Command
+from lanemq.wire.headers import ConsumerListHeader, QueryOffsetHeader, UpdateOffsetHeader
+from lanemq.wire.route_bodies import ClusterInfo, KVTable
+from lanemq.wire.stats_bodies import ConsumerConnection, ConsumeStats
+
+REQUEST_SECONDS = 3.0
+"""As all clients of RocketMQ."""
+CONSUME_ENABLE = "consumeEnable"
+
+GroupSettings = dict[str, Any]
+"""A group's settings at a broker, with everything that the broker's version knows."""
+
+
+class ClusterLink:
+    """Connections to the name servers and brokers of one Apache cluster."""
+
+    def __init__(self, servers: Sequence[Address], pool: ConnectionPool) -> None:
+        self.servers = tuple(servers)
+        self._pool = pool
+
+    # name servers
+
+    async def info(self) -> ClusterInfo:
+        """The brokers of the cluster as the first name server that answers has them."""
+        reply = await self._ask_names(Command(RequestCode.GET_BROKER_CLUSTER_INFO, 0))
+        return ClusterInfo.decode(checked(reply).body)
+
+    async def route(self, topic: str) -> TopicRoute | None:
+        """The topic's route; None if it does not exist."""
+        data = await run_async(plain_route(topic), self._in_turn)
+        return None if data is None else topic_route(topic, data)
+
+    async def settings(self, server: Address) -> dict[str, str]:
+        """The coordinators that one name server has."""
+        header = KvHeader(namespace=COORDINATOR_NAMESPACE)
+        reply = await self._ask(server, Command(RequestCode.GET_KVLIST_BY_NAMESPACE, 0, ext=header.to_ext()))
+        if reply.code == ResponseCode.QUERY_NOT_FOUND:
+            return {}
+        return KVTable.decode(checked(reply).body).table
+
+    async def put(self, key: str, value: str, servers: Iterable[Address]) -> Sequence[Address]:
+        """Sets an entry at name servers; returns those that were not reached."""
+        return await self._run(put_setting(COORDINATOR_NAMESPACE, key, value, servers))
+
+    async def delete(self, key: str) -> Sequence[Address]:
+        """Deletes an entry at all name servers; returns those that were not reached."""
+        return await self._run(delete_setting(COORDINATOR_NAMESPACE, key, self.servers))
+
+    # groups at a broker
+
+    async def group_settings(self, broker: Address) -> dict[str, GroupSettings]:
+        """The settings of all groups that a broker has, by name."""
+        reply = checked(await self._ask(broker, Command(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, 0)))
+        try:
+            table: dict[str, GroupSettings] = msgspec.json.decode(reply.body)["subscriptionGroupTable"]
+        except (msgspec.DecodeError, KeyError, TypeError) as error:
+            raise RemoteProtocolError(f"{broker} lists its groups in a form that cannot be read: {error}") from error
+        return table
+
+    async def set_consumption(self, broker: Address, settings: GroupSettings, *, enabled: bool) -> None:
+        """Lets members of a group pull from a broker, or not; every other setting of the group stays."""
+        body = msgspec.json.encode({**settings, CONSUME_ENABLE: enabled})
+        await self._change_group(broker, body)
+
+    async def create_pull_group(self, broker: Address, group: str) -> None:
+        """Creates the group under whose name coordinated members pull, for brokers that create no groups themselves."""
+        await self._change_group(broker, msgspec.json.encode({"groupName": pull_group(group)}))
+
+    async def _change_group(self, broker: Address, body: bytes) -> None:
+        command = Command(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, 0, body=body)
+        checked(await self._ask(broker, command))
+
+    async def lock(
+        self, broker: Address, group: str, client_id: str, queues: Sequence[MessageQueue]
+    ) -> frozenset[MessageQueue]:
+        """Locks queues at a broker, or renews the locks; returns those that it granted."""
+        body = LockRequest(client_id=client_id, consumer_group=group, mq_set=[QueueBody.of(each) for each in queues])
+        reply = await self._ask(broker, Command(RequestCode.LOCK_BATCH_MQ, 0, body=body.encode()))
+        return frozenset(each.queue for each in LockResponse.decode(checked(reply).body).lock_ok_mq_set)
+
+    async def unlock(self, broker: Address, group: str, client_id: str, queues: Sequence[MessageQueue]) -> None:
+        body = LockRequest(client_id=client_id, consumer_group=group, mq_set=[QueueBody.of(each) for each in queues])
+        checked(await self._ask(broker, Command(RequestCode.UNLOCK_BATCH_MQ, 0, body=body.encode())))
+
+    async def online(self, broker: Address, group: str) -> list[str]:
+        """The addresses of the group's members that are connected to a broker."""
+        ext = ConsumerListHeader(consumer_group=group).to_ext()
+        try:
+            reply = checked(await self._ask(broker, Command(RequestCode.GET_CONSUMER_CONNECTION_LIST, 0, ext=ext)))
+        except GroupNotFound:
+            return []
+        return sorted(each.client_addr for each in ConsumerConnection.decode(reply.body).connection_set)
+
+    async def offsets(self, broker: Address, group: str) -> dict[MessageQueue, QueueOffset]:
+        """What a group has committed in the queues of a broker."""
+        ext = ConsumeStatsHeader(consumer_group=group).to_ext()
+        reply = checked(await self._ask(broker, Command(RequestCode.GET_CONSUME_STATS, 0, ext=ext)))
+        table = ConsumeStats.decode(reply.body).offset_table
+        found = {queue: QueueOffset(at.consumer_offset) for queue, at in table.items()}
+        # 0 may also stand for "never committed", and such a queue starts where its next owner says.
+        unsure = [queue for queue, offset in found.items() if offset <= 0 and not await self._has(broker, group, queue)]
+        return {queue: offset for queue, offset in found.items() if queue not in unsure}
+
+    async def _has(self, broker: Address, group: str, queue: MessageQueue) -> bool:
+        header = QueryOffsetHeader(
+            consumer_group=group, topic=queue.topic, queue_id=queue.queue_id, set_zero_if_not_found=False
+        )
+        reply = await self._ask(broker, Command(RequestCode.QUERY_CONSUMER_OFFSET, 0, ext=header.to_ext()))
+        return reply.code != ResponseCode.QUERY_NOT_FOUND
+
+    async def commit(self, broker: Address, group: str, queue: MessageQueue, offset: int) -> None:
+        header = UpdateOffsetHeader(
+            consumer_group=group, topic=queue.topic, queue_id=queue.queue_id, commit_offset=offset
+        )
+        checked(await self._ask(broker, Command(RequestCode.UPDATE_CONSUMER_OFFSET, 0, ext=header.to_ext())))
+
+    # requests
+
+    async def _run(self, steps: Steps[tuple[Address, ...]]) -> tuple[Address, ...]:
+        return await run_async(steps, self._in_turn)
+
+    async def _in_turn(self, command: Command, to: Address | None) -> Command:
+        return await (self._ask_names(command) if to is None else self._ask(to, command))
+
+    async def _ask_names(self, command: Command) -> Command:
+        failure: LaneError = ConnectFailed("no name server is given")
+        for server in self.servers:
+            try:
+                return await self._ask(server, command)
+            except TransportError as error:
+                failure = error
+        raise ConnectFailed(f"no name server answered (tried {', '.join(map(str, self.servers))}): {failure}")
+
+    async def _ask(self, address: Address, command: Command) -> Command:
+        return await self._pool.request(address, command, REQUEST_SECONDS)
+
+
+def masters_in(info: ClusterInfo) -> dict[str, Address]:
+    """The address of each broker's master."""
+    table = info.broker_addr_table.items()
+    return {name: parse_address(data.broker_addrs[MASTER]) for name, data in table if MASTER in data.broker_addrs}
+
+
+def replicas_in(info: ClusterInfo) -> dict[str, list[Address]]:
+    """The addresses of each broker's replicas, without its master."""
+    return {
+        name: [parse_address(at) for number, at in data.broker_addrs.items() if number != MASTER]
+        for name, data in info.broker_addr_table.items()
+    }
+
+
+def cluster_name(info: ClusterInfo) -> str:
+    """The names of the clusters that the name servers know, sorted."""
+    return ",".join(sorted(info.cluster_addr_table))
+
+
+def settings_of(table: Mapping[str, GroupSettings], group: str) -> GroupSettings:
+    """A group's settings at a broker; RocketMQ's defaults if the broker does not have it."""
+    return table.get(group) or {"groupName": group}

@@ -1,0 +1,35 @@
+"""Options of a coordinator: unit, default, and what goes wrong with other values."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lanemq.net.address import Address
+from lanemq.net.security import OPEN, Security
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorOptions:
+    """Options of one coordinator."""
+
+    cluster: tuple[Address, ...]
+    """The name servers of the Apache RocketMQ cluster, all of them: settings are kept at each."""
+
+    data: Path
+    """Folder of leases, offsets and lanes. One coordinator at a time may use it, always for the same cluster."""
+
+    listen: Address = field(default_factory=lambda: Address("127.0.0.1", 9870))
+    """Address to listen on. Loopback by default, because a coordinator serves every client that reaches it."""
+
+    advertise: str | None = None
+    """Host under which members find it; None: the listening host (127.0.0.1 for 0.0.0.0)."""
+
+    history: Path | None = None
+    """Folder for the history of leases and offsets, which `lanemq check` reads; None: no history."""
+
+    security: Security = OPEN
+    """TLS and credentials of its connections to the cluster."""
+
+    def advertised(self, port: int) -> Address:
+        """Where members connect."""
+        wildcard = self.listen.host in ("0.0.0.0", "::", "", "localhost")
+        return Address(self.advertise or ("127.0.0.1" if wildcard else self.listen.host), port)

@@ -1,0 +1,196 @@
+"""Watches the cluster: routes, masters, Apache's locks, disabled groups, and the entries at the name servers.
+
+Everything here is repeated for ever, and each part at its own pace, so what an operator or a lost name server undoes is
+repaired. A broker that does not answer is tried again in the next round, and does not delay the others.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+
+from lanemq.broker.context import GroupContext
+from lanemq.client.coordination import EVERY_GROUP, entry_text, read_entry
+from lanemq.coordinator.cluster import CONSUME_ENABLE, ClusterLink, masters_in, settings_of
+from lanemq.coordinator.queues import ClusterQueues
+from lanemq.model.errors import LaneError, ProtocolError
+from lanemq.model.names import RETRY_PREFIX, pull_group
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import Millis
+from lanemq.net.address import Address
+from lanemq.net.rate_limited_log import RateLimitedLog
+
+log = logging.getLogger(__name__)
+
+ROUND_SECONDS = 1.0
+"""Between two looks at the masters. Long: after a fail-over, queues of killed members wait longer."""
+ROUTES_EVERY_MS = 30_000
+LOCKS_EVERY_MS = 15_000
+"""Apache's brokers keep a lock for 60 s: three renewals may be lost."""
+GROUPS_EVERY_MS = 10_000
+"""Between two looks at whether groups are still disabled at a broker."""
+ENTRIES_EVERY_MS = 5_000
+
+
+class OtherCoordinator(LaneError):
+    """Another coordinator is registered for the cluster."""
+
+
+class ClusterWatch:
+    """The loop that keeps `ClusterQueues` true, and the cluster as coordinated groups need it."""
+
+    def __init__(
+        self, name: str, address: Address, link: ClusterLink, parts: GroupContext, queues: ClusterQueues
+    ) -> None:
+        """`name` is the id of this coordinator, `address` where members reach it."""
+        self._name = name
+        self.address = address
+        self._link = link
+        self._parts = parts
+        self._queues = queues
+        self.client_id = f"lanemq-coordinator-{name}"
+        """Holds Apache's locks."""
+        self._last: dict[object, Millis] = {}
+        self._guarded: dict[tuple[str, Address], None] = {}
+        """Groups, and masters at which they were seen disabled."""
+        self._warnings = RateLimitedLog(log, parts.clock)
+
+    async def run(self) -> None:
+        """Watches until cancelled. Raises `OtherCoordinator` if another one has taken over the cluster."""
+        while True:
+            self._queues.changed.clear()
+            try:
+                await self.round()
+            except OtherCoordinator:
+                raise
+            except (LaneError, ProtocolError) as error:
+                self._warnings.failed("cluster", "the cluster could not be asked, trying again", error)
+            except Exception:
+                log.exception("watching the cluster failed; the next round follows")
+            try:
+                async with asyncio.timeout(ROUND_SECONDS):
+                    await self._queues.changed.wait()
+            except TimeoutError:
+                pass
+
+    async def round(self) -> None:
+        """One look at everything that is due."""
+        if self._is_due("entries", ENTRIES_EVERY_MS):
+            await self.register()
+        masters = masters_in(await self._link.info())
+        changed = masters != self._queues.masters
+        self._queues.masters_are(masters)
+        for group in self._parts.groups:
+            self._queues.ask_for(self._topics_of(group))
+        for topic in self._queues.topics:
+            if changed or self._is_due(("route", topic), ROUTES_EVERY_MS) or not self._queues.of_topic(topic):
+                self._queues.found(topic, await self._link.route(topic))
+        await asyncio.gather(*(self._at_master(name, master) for name, master in masters.items()))
+
+    def forget(self, group: str) -> None:
+        """A group has moved back to the brokers."""
+        self._queues.unlocked(group)
+        for key in [key for key in self._guarded if key[0] == group]:
+            del self._guarded[key]
+
+    # name servers
+
+    async def register(self) -> None:
+        """Enter this coordinator and its groups where they are missing; raises if another one is entered."""
+        wanted = {EVERY_GROUP: entry_text(self._name, self.address)}
+        wanted |= dict.fromkeys(self._parts.groups, str(self.address))
+        for server in self._link.servers:
+            try:
+                found = await self._link.settings(server)
+                refuse_other(self._name, found.get(EVERY_GROUP, ""))
+                for key, value in wanted.items():
+                    if found.get(key) != value:
+                        await self._link.put(key, value, (server,))
+            except OtherCoordinator:
+                raise
+            except LaneError as error:
+                self._warnings.failed(str(server), f"name server {server} has no current entries", error)
+
+    # brokers
+
+    async def _at_master(self, name: str, master: Address) -> None:
+        try:
+            await self._guard(master)
+            for group in tuple(self._parts.groups):
+                if (group, master) in self._guarded:
+                    await self._lock(group, name, master)
+        except (LaneError, ProtocolError) as error:
+            self._warnings.failed(name, f"queues of {name} get no new owner until it answers", error)
+
+    async def _guard(self, master: Address) -> None:
+        """Make sure that no other member gets messages of the groups from a master."""
+        groups = tuple(self._parts.groups)
+        new = [group for group in groups if (group, master) not in self._guarded]
+        if not (new or self._is_due(("groups", master), GROUPS_EVERY_MS)) or not groups:
+            return
+        table = await self._link.group_settings(master)
+        for group in groups:
+            settings = settings_of(table, group)
+            if settings.get(CONSUME_ENABLE, True):
+                if group not in new:
+                    log.warning("group %s was enabled at %s and is disabled again: it is coordinated", group, master)
+                await self._link.set_consumption(master, settings, enabled=False)
+            if pull_group(group) not in table:
+                await self._link.create_pull_group(master, group)
+            if group in self._parts.groups:  # it may have left in between
+                self._guarded[group, master] = None
+            if others := await self._link.online(master, group):
+                self._warnings.warn(
+                    f"{group} at {master}",
+                    f"group {group} is coordinated, and clients at {', '.join(others)} try to consume it at {master}, "
+                    f"without getting messages: stop them, or give them another group",
+                )
+
+    async def _lock(self, group: str, name: str, master: Address) -> None:
+        queues = [queue for queue in self._queues_of(group) if queue.broker == name]
+        missing = [queue for queue in queues if not self._queues.grantable(group, queue)]
+        if not queues or not (missing or self._is_due(("lock", group, master), LOCKS_EVERY_MS)):
+            return
+        asked_at = self._parts.clock.now()
+        granted = await self._link.lock(master, group, self.client_id, queues)
+        refused = [queue for queue in queues if queue not in granted]
+        if group not in self._parts.groups:
+            return
+        self._queues.locked(group, master, granted, asked_at=asked_at)
+        self._queues.unlocked(group, refused)
+        if refused:
+            self._warnings.warn(
+                f"{group} at {name}",
+                f"group {group}: another client holds {len(refused)} locks of queues at {name}, such as that of "
+                f"{refused[0]}: they get no owner until it is stopped, or for a minute after it was killed",
+            )
+        if missing and granted:
+            self._parts.notices.group_changed((group,))  # members that were refused ask again now
+
+    def _queues_of(self, group: str) -> Iterable[MessageQueue]:
+        for topic in self._topics_of(group):
+            yield from self._queues.of_topic(topic)
+
+    def _topics_of(self, group: str) -> list[str]:
+        """The topics in which members of the group need leases."""
+        view = self._parts.members.snapshot(group)
+        named = {each.topic for each in view.subscriptions} if view is not None else set()
+        return sorted(
+            each for each in named.union(self._parts.progress.topics(group)) if not each.startswith(RETRY_PREFIX)
+        )
+
+    def _is_due(self, what: object, every: int) -> bool:
+        now = self._parts.clock.now()
+        if now - self._last.get(what, Millis(now - every)) < every:
+            return False
+        self._last[what] = now
+        return True
+
+
+def refuse_other(name: str, entry: str) -> None:
+    """Raise if a name server has the entry of another coordinator than this one."""
+    if entry and read_entry(entry)[0] != name:
+        other, address = read_entry(entry)
+        raise OtherCoordinator(
+            f"the cluster has the coordinator {other} at {address}, and a cluster has one: this one was started with "
+            f"another data folder. Start it with the folder of that one, or, if that is lost for good, with --replace"
+        )
