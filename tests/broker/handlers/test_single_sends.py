@@ -114,7 +114,7 @@ class OneBroker(Broker):
             "unsaved stamps": sorted(parts.producers.dirty().rows),
             "traffic": (sorted(traffic.topics()), list(traffic.put_counts), traffic.failed_puts, traffic.put_millis),
             "windows": traffic.put.last(60_000, now=self.clock.now()),
-            "commits": (commit.appended, commit.pending_bytes, commit.commit_times.count, commit.flush_times.count),
+            "commits": (commit.appended, commit.pending_bytes, commit.times.commit.count, commit.times.flush.count),
             "refusals": dict(parts.counters.refusals.counts),
             "health": (type(commit.paused), type(commit.failure), commit.longest_wait(self.clock.now())),
             "seen": [peer.known for peer, _ in self.peers],

@@ -99,8 +99,8 @@ class Figures:
 
     def _disk(self) -> Iterator[MetricSample]:
         store, group_commit = self._parts.store, self._parts.group_commit
-        yield MetricSample(names.COMMIT_SECONDS, group_commit.commit_times)
-        yield MetricSample(names.FLUSH_SECONDS, group_commit.flush_times)
+        yield MetricSample(names.COMMIT_SECONDS, group_commit.times.commit)
+        yield MetricSample(names.FLUSH_SECONDS, group_commit.times.flush)
         yield MetricSample(names.PENDING_BYTES, group_commit.pending_bytes)
         yield MetricSample(names.LOG_BYTES, store.log_end - store.log_start)
         try:

@@ -63,8 +63,21 @@ class RowsFirst(Protocol):
         """Lower the positions of dropped topics to `end`, before the next message is written."""
 
 
+class CommitTimes:
+    """How long groups took, in seconds, one value for each."""
+
+    def __init__(self) -> None:
+        self.commit = Distribution()
+        """From the first append of a group to its records on disk."""
+        self.flush = Distribution()
+        """Write and sync."""
+
+
 class GroupCommit:
     """The only writer of messages. While more than `max_pending_bytes` are not on disk, it refuses with "busy"."""
+
+    refusing = False
+    """Whether messages are refused, for now or for good."""
 
     def __init__(
         self,
@@ -91,8 +104,6 @@ class GroupCommit:
         """How many groups were undone; what was copied before may contain what they had staged."""
         self.paused: StorageError | None = None
         """Why sends are refused for now, as busy; see `pause`."""
-        self.refusing = False
-        """Whether messages are refused, for now or for good."""
         self._rows = rows
         self._refusals = refusals
         self._on_undone = on_undone
@@ -101,10 +112,7 @@ class GroupCommit:
         self.appended = 0
         self.failure: StorageError | None = None
         """The failed write after which the broker is read-only until a restart."""
-        self.commit_times = Distribution()
-        """Seconds from the first append of a group to its records on disk, one value for each group."""
-        self.flush_times = Distribution()
-        """Seconds of write and sync."""
+        self.times = CommitTimes()
         self._options, self._log = store.options, store.appender
         self._thread = thread
         self._clock, self._nanoseconds = clock, nanoseconds_of(clock)
@@ -263,7 +271,7 @@ class GroupCommit:
         """On the log thread, or on the loop in its place; one at a time."""
         began = self._nanoseconds()
         self._log.flush(pending, now)
-        self.flush_times.add((self._nanoseconds() - began) / 1e9)
+        self.times.flush.add((self._nanoseconds() - began) / 1e9)
 
     def _may_write_here(self, pending: Pending) -> bool:
         """Whether the loop may write while the log thread continues with its work.
@@ -291,7 +299,7 @@ class GroupCommit:
             self.stop_writing(error)
         else:
             if began is not None:
-                self.commit_times.add((self._nanoseconds() - began) / 1e9)
+                self.times.commit.add((self._nanoseconds() - began) / 1e9)
             arrivals = self._log.publish(pending)
             if self._unsynced_since is None and pending:
                 self._unsynced_since = self._clock.now()
