@@ -4,7 +4,7 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.fast.both import damaged, needs_twins, outcome, references, same, twins
+from tests.fast.both import damaged, needs_twins, outcome, same, twins
 from tests.wire.encoding import encode_batch
 
 from lanemq.wire.command import Frame, pack_frame
@@ -79,24 +79,37 @@ def test_messages_are_weighed_alike(bodies: list[bytes], properties: list[bytes]
     same("weigh", bodies, properties)
 
 
-PREFIX = b"\x02LANE_STAMP\x01p.1."
-
-
-@settings(deadline=None, max_examples=100)
-@given(
-    st.lists(st.sampled_from([b"", b"a\x01b", b"k\x01v\x02x\x01y"]), max_size=6),
-    st.integers(0, 12),
-    st.integers(0, 2**63 - 20),
-    st.sets(st.integers(0, 6)),
+STAMPS = st.sampled_from(
+    [b"p.1.%d", b"p.2.%d", b"q.1.%d", b"p.1.%d0", b"p.1.0%d", b"p.%d", b"p.1.%d.1", b"p q.1.%d", b".1.%d", b"-_Z9.0.%d"]
 )
-def test_stamps_are_counted_alike(texts: list[bytes], start: int, sequence: int, odd: set[int]) -> None:
-    stamped = [text + PREFIX + b"%d\x02" % (sequence + at + (at in odd)) for at, text in enumerate(texts)]
-    start = min(start, len(stamped))
-    same("count_stamped", stamped, start, PREFIX, sequence + start)
-    same("count_stamped", [*stamped, b"short"], start, PREFIX, sequence + start)
 
 
-def test_a_text_shorter_than_its_stamp_is_not_read_past_its_end() -> None:
-    texts: list[Any] = [b"", b"7\x02", PREFIX[1:] + b"7\x02", PREFIX + b"7"]
-    for text in texts:
-        assert twins["count_stamped"]([text], 0, PREFIX, 7) == references["count_stamped"]([text], 0, PREFIX, 7) == 0
+@settings(deadline=None, max_examples=300)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([b"", b"a\x01b\x02", "k\x01ü\x02".encode(), b"LANE_STAMP\x01p.1.4\x02", b"a\x01"]),
+            STAMPS,
+            st.sampled_from([b"\x02", b"", b"\x02x\x01y\x02"]),
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    st.integers(0, 2**63 - 20),
+    st.booleans(),
+)
+def test_stamps_are_followed_alike(texts: list[tuple[bytes, bytes, bytes]], sequence: int, alike: bool) -> None:
+    chosen = [texts[0]] * len(texts) if alike else texts
+    stamped = [
+        before + b"LANE_STAMP\x01" + stamp % (sequence + at) + after for at, (before, stamp, after) in enumerate(chosen)
+    ]
+    same("following_stamps", stamped)
+    same("following_stamps", [*stamped, b"short"])
+    same("following_stamps", [b"no stamp", *stamped])
+
+
+def test_a_text_shorter_than_its_stamp_is_not_read_past_its_beginning() -> None:
+    whole = b"LANE_STAMP\x01p.1.7\x02"
+    for start in range(len(whole)):
+        same("following_stamps", [whole[start:]])
+        same("following_stamps", [whole, whole[start:]])

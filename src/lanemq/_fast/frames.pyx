@@ -17,12 +17,19 @@ from libc.string cimport memchr, memcmp, memcpy
 
 from lanemq._fast.bytes cimport lane_get16, lane_get32
 
+from lanemq.model.stamp import Stamp
+
+cdef object _new_tuple = tuple.__new__
+
 
 cdef enum:
     MAX_HEADER = 262144
     BATCH_HEAD = 20
     BATCH_FRAME = 22
     NUMBER_ROOM = 24
+    MAX_DIGITS = 18
+    MAX_ID = 64
+    STAMP_NAME = 11
 
 ctypedef const unsigned char *Bytes
 
@@ -259,28 +266,86 @@ cdef int _apart(Bytes at, Py_ssize_t size) noexcept:
 # stamps
 
 
-def count_stamped(texts, start, bytes prefix not None, sequence):
-    """Twin of `wire.properties.count_stamped`."""
-    if type(texts) is not list or not 0 <= start <= len(<list>texts) or not 0 <= sequence < 1 << 60:
-        return references["count_stamped"](texts, start, prefix, sequence)
-    return _count_stamped(texts, start, prefix, sequence)
+cdef struct StampEnd:
+    # The stamp at the end of a message's properties. `start` to `sequence_start` is what the stamps of a producer share.
+    Py_ssize_t start
+    Py_ssize_t producer_end
+    Py_ssize_t sequence_start
+    int64_t epoch
+    int64_t sequence
 
 
-cdef Py_ssize_t _count_stamped(list texts, Py_ssize_t start, bytes prefix, int64_t sequence) except -1:
-    cdef Bytes begin = <Bytes>PyBytes_AS_STRING(prefix)
-    cdef Bytes text
-    cdef Py_ssize_t prefix_size = PyBytes_GET_SIZE(prefix), size, digits, at
-    cdef char number[NUMBER_ROOM]
-    for at in range(start, PyList_GET_SIZE(texts)):
-        each = texts[at]
-        if type(each) is not bytes:
-            return at - start
-        text, size = <Bytes>PyBytes_AS_STRING(each), PyBytes_GET_SIZE(each)
-        digits = snprintf(number, NUMBER_ROOM, b"%lld\x02", <long long>(sequence + at - start))
-        if (size < prefix_size + digits or memcmp(text + size - digits, number, digits)
-                or memcmp(text + size - digits - prefix_size, begin, prefix_size)):
-            return at - start
-    return PyList_GET_SIZE(texts) - start
+def following_stamps(texts):
+    """Twin of `wire.properties.following_stamps`, for stamps at the end, where our producers put them."""
+    found = _following_stamps(texts) if type(texts) is list and texts else None
+    return references["following_stamps"](texts) if found is None else found
+
+
+cdef tuple _following_stamps(list texts):
+    cdef StampEnd first, other
+    cdef Py_ssize_t at, count = PyList_GET_SIZE(texts)
+    cdef bytes text = _ascii(texts[0]), another
+    if text is None or not _stamp_at_end(text, &first):
+        return None
+    for at in range(1, count):
+        another = _ascii(texts[at])
+        if another is None or not _stamp_at_end(another, &other):
+            return None
+        if other.sequence != first.sequence + at or not _same_producer(text, &first, another, &other):
+            count = at
+            break
+    producer = text[first.start:first.producer_end].decode("ascii")
+    return _new_tuple(Stamp, (producer, first.epoch, first.sequence)), count
+
+
+cdef bytes _ascii(object text):
+    """The text, or None if it may have to be decoded."""
+    return text if type(text) is bytes and (<bytes>text).isascii() else None
+
+
+cdef bint _same_producer(bytes text, StampEnd *stamp, bytes another, StampEnd *other) noexcept:
+    cdef Py_ssize_t size = stamp.sequence_start - stamp.start
+    return size == other.sequence_start - other.start and not memcmp(
+        PyBytes_AS_STRING(text) + stamp.start, PyBytes_AS_STRING(another) + other.start, size)
+
+
+cdef bint _stamp_at_end(bytes properties, StampEnd *stamp) noexcept:
+    """Finds `LANE_STAMP\\x01producer.epoch.sequence\\x02` at the end; false for everything else."""
+    cdef Bytes text = <Bytes>PyBytes_AS_STRING(properties)
+    cdef Py_ssize_t at = PyBytes_GET_SIZE(properties) - 1
+    if at < 0 or text[at] != 2:
+        return False
+    at = _number_before(text, at, &stamp.sequence)
+    stamp.sequence_start = at
+    if at < 1 or text[at - 1] != b".":
+        return False
+    at = _number_before(text, at - 1, &stamp.epoch)
+    if at < 1 or text[at - 1] != b".":
+        return False
+    stamp.producer_end = at = at - 1
+    while at > 0 and _is_id(text[at - 1]):
+        at -= 1
+    stamp.start = at
+    if not 1 <= stamp.producer_end - at <= MAX_ID or at < STAMP_NAME or memcmp(text + at - STAMP_NAME, b"LANE_STAMP\x01", STAMP_NAME):
+        return False
+    return at == STAMP_NAME or text[at - STAMP_NAME - 1] == 2
+
+
+cdef inline bint _is_id(unsigned char byte) noexcept:
+    return b"a" <= byte <= b"z" or b"A" <= byte <= b"Z" or b"0" <= byte <= b"9" or byte == b"_" or byte == b"-"
+
+
+cdef Py_ssize_t _number_before(Bytes text, Py_ssize_t end, int64_t *number) noexcept:
+    """Where the number that ends here begins; -1 without one, with a zero in front, or with more than 18 digits."""
+    cdef Py_ssize_t at = end, i
+    while at > 0 and b"0" <= text[at - 1] <= b"9" and end - at <= MAX_DIGITS:
+        at -= 1
+    if at == end or end - at > MAX_DIGITS or (text[at] == b"0" and end - at > 1):
+        return -1
+    number[0] = 0
+    for i in range(at, end):
+        number[0] = number[0] * 10 + text[i] - 48
+    return at
 
 
 TWINS = {
@@ -290,5 +355,5 @@ TWINS = {
     "wire.batch.scan_batch": scan_batch,
     "wire.batch.all_stamped": all_stamped,
     "wire.batch.weigh": weigh,
-    "wire.properties.count_stamped": count_stamped,
+    "wire.properties.following_stamps": following_stamps,
 }

@@ -1,14 +1,17 @@
 # cython: language_level=3, boundscheck=True, wraparound=False, binding=False
 """Twins for single sends: reading those that arrive together, and encoding their replies.
 
-The references are in `wire/sends.py`, with what everything means. The reference reads the first send. The headers of the
-others must be equal to the first except for three values, so no JSON has to be parsed here.
+The references are in `wire/sends.py`, with what everything means. The headers of one sender to one queue are equal except
+for three values, so most are compared with one that the reference has decoded, and no JSON has to be parsed here.
 """
 
 include "guard.pxi"
 
+from msgspec.structs import replace
+
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
+from cpython.unicode cimport PyUnicode_DecodeASCII
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
 from libc.string cimport memcmp, memcpy
@@ -23,6 +26,8 @@ cdef enum:
     DIGIT = 48
     MAX_DIGITS = 18
     NUMBER_ROOM = 24
+    MAX_FORMS = 1024
+    MAX_FORM = 2048
 
 ctypedef const unsigned char *Bytes
 
@@ -50,37 +55,85 @@ cdef enum:
 cdef unsigned char _scratch[MAX_HEADER]
 # The properties of one send between reading and copying them; guarded by the interpreter's lock.
 
+cdef dict _headers = {}
+# Decoded headers, by their text without the three values: a sender repeats everything else. What the reference decodes
+# is remembered; it is forgotten when there are too many.
+
 
 def read_sends(frames, Py_ssize_t most):
-    """Twin of `wire.sends.read_sends`: the reference reads the first send, the others are compared with it."""
-    first = references["read_sends"](frames, 1)
-    if first is None or most < 2 or len(frames) < 2:
-        return first
-    return _read_alike(frames, min(<Py_ssize_t>len(frames), most), first) or references["read_sends"](frames, most)
-
-
-cdef object _read_alike(object frames, Py_ssize_t end, object first):
-    """The sends, or None if the first header has an unusual form."""
+    """Twin of `wire.sends.read_sends`: the reference reads headers of a new form, the others are compared with it."""
     cdef Shape shape
-    cdef bytes model = frames[0][1], header
+    kind, model, body = frames[0]
+    if (kind != 0 or most < 1 or type(model) is not bytes or PyBytes_GET_SIZE(model) > MAX_HEADER
+            or not _find_shape(model, &shape)):
+        return references["read_sends"](frames, most)
+    form = _form_of(model, &shape)
+    first = _read_known(form, model, &shape, body)
+    if first is None:
+        first = references["read_sends"](frames, 1)
+        if first is None:
+            return None
+        _remember(form, first)
+    if most > 1 and len(frames) > 1:
+        _add_alike(frames, min(<Py_ssize_t>len(frames), most), model, &shape, first)
+    return first
+
+
+cdef bytes _form_of(bytes header, Shape *shape):
+    """The text of a header without the three values."""
+    cdef const char *text = PyBytes_AS_STRING(header)
+    cdef Py_ssize_t at = 0, size = 0
+    cdef int part
+    for part in range(3):
+        memcpy(_scratch + size, text + at, shape.spans[part].start - at)
+        size += shape.spans[part].start - at
+        at = shape.spans[part].end
+    memcpy(_scratch + size, text + at, PyBytes_GET_SIZE(header) - at)
+    return PyBytes_FromStringAndSize(<char *>_scratch, size + PyBytes_GET_SIZE(header) - at)
+
+
+cdef void _remember(bytes form, object sends) except *:
+    if PyBytes_GET_SIZE(form) <= MAX_FORM:
+        if len(_headers) >= MAX_FORMS:
+            _headers.clear()
+        _headers[form] = (type(sends), sends.header)
+
+
+cdef object _read_known(bytes form, bytes header, Shape *shape, object body):
+    """The send if its header has a known form; None if not, or if one of the three values is unusual."""
+    cdef int64_t opaque = 0, born = 0
+    cdef Py_ssize_t length
+    known = _headers.get(form)
+    if known is None:
+        return None
+    length = _compare(header, header, shape, _scratch, &opaque, &born)
+    if length < 0:
+        return None
+    kind, decoded = known
+    properties = PyBytes_FromStringAndSize(<char *>_scratch, length)
+    text = PyUnicode_DecodeASCII(<char *>_scratch, length, NULL)
+    same = replace(decoded, properties=text, born_timestamp=born)
+    return kind(same, [opaque], [body], [properties], [born])
+
+
+cdef void _add_alike(object frames, Py_ssize_t end, bytes model, Shape *shape, object sends) except *:
+    """Adds the sends behind the first one, up to one whose header differs in more than the three values."""
+    cdef bytes header
     cdef int64_t opaque = 0, born = 0
     cdef Py_ssize_t i, length
-    if PyBytes_GET_SIZE(model) > MAX_HEADER or not _find_shape(model, &shape):
-        return None
-    cdef list opaques = first[1], bodies = first[2], properties = first[3], borns = first[4]
+    cdef list opaques = sends.opaques, bodies = sends.bodies, properties = sends.properties, borns = sends.born
     for i in range(1, end):
         kind, part, body = frames[i]
         if kind != 0 or type(part) is not bytes or PyBytes_GET_SIZE(part) > MAX_HEADER:
             break
         header = part
-        length = _compare(model, header, &shape, _scratch, &opaque, &born)
+        length = _compare(model, header, shape, _scratch, &opaque, &born)
         if length < 0:
             break
         opaques.append(opaque)
         bodies.append(body)
         properties.append(PyBytes_FromStringAndSize(<char *>_scratch, length))
         borns.append(born)
-    return first
 
 
 cdef Py_ssize_t _compare(bytes model, bytes header, Shape *shape, unsigned char *scratch, int64_t *opaque,

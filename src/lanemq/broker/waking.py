@@ -47,10 +47,11 @@ class Waking:
     def arrived(self, arrivals: Sequence[Arrival]) -> None:
         """Answer the pulls that want new messages, in the order in which they were held."""
         end = 0
-        for topic, queue_id, max_offset, tag_codes in arrivals:
-            if not self._polls.any_of(topic, queue_id):
+        for arrival in arrivals:
+            queue = arrival.topic, arrival.queue_id
+            if not self._polls.any_of(*queue):
                 continue
-            queue, arrived = (topic, queue_id), _Arrived(max_offset, tag_codes)
+            arrived = _Arrived(arrival.max_offset, arrival.tag_codes)
             if queue in self._arrived:
                 before = self._arrived[queue]
                 self._arrived[queue] = arrived if before is None else before.joined(arrived)

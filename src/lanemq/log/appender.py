@@ -13,9 +13,10 @@ of the log thread.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias, overload
+
+from msgspec import Struct
 
 from lanemq._fast import compiled
 from lanemq.log.commit_log import CommitLog
@@ -46,7 +47,7 @@ class NewRecord(NamedTuple):
     reconsume_times: int = 0
 
 
-class Staged(NamedTuple):
+class Staged(Struct, frozen=True):
     """Where the records of one `stage` call will be once they are flushed."""
 
     first_offset: int
@@ -56,7 +57,7 @@ class Staged(NamedTuple):
     """Bytes of all records together."""
 
 
-class Arrival(NamedTuple):
+class Arrival(Struct, frozen=True):
     """New visible messages of one queue; wakes long polls."""
 
     topic: str
@@ -144,23 +145,21 @@ def _refuse_hidden(records: bytes, position: int) -> None:
         raise HiddenRecord(position, anywhere=hides_record(records, position + 1))
 
 
-@dataclass(slots=True)
-class QueueBatch:
+class QueueBatch(Struct):
     """One queue's share of a `Pending`."""
 
-    entries: list[bytes] = field(default_factory=list)
-    tag_codes: set[int] = field(default_factory=set)
+    entries: list[bytes] = []
+    tag_codes: set[int] = set()
 
 
-@dataclass(slots=True)
-class Pending:
+class Pending(Struct):
     """Everything staged for one group commit. Each of `parts` is a segment's start and the records for it, in pieces of
     one or more."""
 
     start: int
     end: int
-    parts: list[tuple[int, list[bytes]]] = field(default_factory=list)
-    queues: dict[QueueIndex, QueueBatch] = field(default_factory=dict)
+    parts: list[tuple[int, list[bytes]]] = []
+    queues: dict[QueueIndex, QueueBatch] = {}
 
     def __bool__(self) -> bool:
         return self.end > self.start
@@ -204,7 +203,8 @@ class Appender:
         store_host: bytes = NO_HOST,
     ) -> Staged:
         """Assign offsets and positions to all of the records, or raise. Store times never go back with the clock."""
-        self._refuse_if_failed()
+        if self.failed is not None:
+            self._refuse()
         queue = self._queues.obtain(topic, queue_id)
         store_time = self.last_store_time = max(store_time, self.last_store_time)
         first, position = queue.staged_end, self._pending.end
@@ -227,11 +227,8 @@ class Appender:
     def _place(self, piece: bytes) -> None:
         """Put records after the last one; start a new segment where the current one would grow too large."""
         pending, limit = self._pending, self._options.segment_bytes
-        if pending.end + len(piece) - self._segment <= limit:
-            self._part().append(piece)
-            pending.end += len(piece)
-            return
-        for record in records_in(piece):
+        fits = pending.end + len(piece) - self._segment <= limit
+        for record in (piece,) if fits else records_in(piece):
             if pending.end + len(record) - self._segment > limit and pending.end > self._segment:
                 self._segment = pending.end
             self._part().append(record)
@@ -262,11 +259,12 @@ class Appender:
 
         `now` (monotonic) is needed without `durable` only, to sync from time to time.
         """
-        self._refuse_if_failed()
+        if self.failed is not None:
+            self._refuse()
         try:
-            if pending:
+            if pending.parts:
                 self._log.append(pending.start, pending.parts)
-            if self._options.durable or self._sync_is_due(now):
+            if self._options.durable or (now is not None and self._sync_is_due(now)):
                 self._log.sync()
             if self._log.newest_size > self._options.segment_bytes // 2:
                 self._log.prepare_next()
@@ -285,7 +283,8 @@ class Appender:
 
     def sync(self) -> None:
         """On the log thread: make everything flushed so far survive a power cut."""
-        self._refuse_if_failed()
+        if self.failed is not None:
+            self._refuse()
         try:
             self._log.sync()
         except WriteFailed as error:
@@ -303,14 +302,12 @@ class Appender:
         self.published = pending.end
         return arrivals
 
-    def _refuse_if_failed(self) -> None:
+    def _refuse(self) -> None:
         # A new error each time: raising the kept one again would lengthen its traceback with every call.
-        if self.failed is not None:
-            raise type(self.failed)(*self.failed.args) from self.failed
+        assert self.failed is not None
+        raise type(self.failed)(*self.failed.args) from self.failed
 
-    def _sync_is_due(self, now: Millis | None) -> bool:
-        if now is None:
-            return False
+    def _sync_is_due(self, now: Millis) -> bool:
         if self._last_sync is None:
             self._last_sync = now
         if now - self._last_sync < self._options.relaxed_sync_ms:

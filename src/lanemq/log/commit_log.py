@@ -230,11 +230,8 @@ class CommitLog:
 
     def _append_part(self, start: int, data: bytearray) -> None:
         segments = self._view.segments
-        self._write(segments[-1] if segments and segments[-1].start == start else self._roll(start), data)
-
-    def _write(self, last: Segment, data: bytes | bytearray) -> None:
-        """Write at the end of the newest segment. Data that may have to be marked is a bytearray."""
-        if isinstance(data, bytearray) and self._synced == last.end:
+        last = segments[-1] if segments and segments[-1].start == start else self._roll(start)
+        if self._synced == start + last.size:
             mark_synced(data)
         write_fully(self._disk, last.fd, data, last.size)
         with self._changing:

@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 from lanemq._fast import compiled
 from lanemq.model.errors import RemoteProtocolError
-from lanemq.wire.properties import count_stamped
 from lanemq.wire.record import seal_records
 
 BATCH_HEAD = Struct(">iiiii")
@@ -99,7 +98,7 @@ def all_stamped(body: bytes, prefix: bytes, sequence: int) -> bool:
     `prefix` is a stamp up to its sequence number, with the separator before it.
     """
     _, _, texts = batch_parts(body, len(body))
-    return count_stamped(texts, 0, prefix, sequence) == len(texts)
+    return all(text.endswith(prefix + b"%d\x02" % number) for number, text in enumerate(texts, sequence))
 
 
 DELAYED, TAGGED, REQUESTING = 1, 2, 4

@@ -182,40 +182,20 @@ def stamp_in(properties: bytes) -> Stamp | None:
     return find_stamp(properties.decode()) if _STAMP_NAME in properties else None
 
 
+@compiled
 def following_stamps(texts: list[bytes]) -> tuple[Stamp | None, int]:
     """The stamp of the first message, and how many messages from it on have consecutive stamps.
 
     If the first has no stamp, counts the messages without one.
     """
     first = stamp_in(texts[0])
-    at, count = 1, len(texts)
-    if first is None:
-        while at < count and stamp_in(texts[at]) is None:
-            at += 1
-        return None, at
-    producer, epoch, sequence = first
-    prefix = stamp_prefix(first)
-    while at < count:
-        at += count_stamped(texts, at, prefix, sequence + at)
-        if at < count:
-            if stamp_in(texts[at]) != (producer, epoch, sequence + at):
-                break
-            at += 1
-    return first, at
+    for at, text in enumerate(texts):
+        expected = None if first is None else (first.producer, first.epoch, first.sequence + at)
+        if stamp_in(text) != expected:
+            return first, at
+    return first, len(texts)
 
 
 def stamp_prefix(stamp: Stamp) -> bytes:
     """A stamp behind another property, up to its sequence number."""
     return f"\x02{LANE_STAMP}\x01{stamp.producer}.{stamp.epoch}.".encode()
-
-
-@compiled
-def count_stamped(texts: list[bytes], start: int, prefix: bytes, sequence: int) -> int:
-    """How many texts from `start` on end with consecutive stamps from `sequence` on.
-
-    Our producers put the stamp at the end. Comparing text is faster than decoding; where the comparison fails, the
-    stamp may still be elsewhere in the text.
-    """
-    endings = map((prefix.replace(b"%", b"%%") + b"%d\x02").__mod__, range(sequence, sequence + len(texts) - start))
-    fits = list(map(bytes.endswith, texts[start:], endings))
-    return fits.index(False) if False in fits else len(fits)

@@ -7,7 +7,6 @@ field, or whose stamp does not follow, ends what is read together.
 
 from collections.abc import Sequence
 from itertools import islice
-from typing import NamedTuple
 
 import msgspec
 from msgspec import Struct, field
@@ -28,7 +27,7 @@ _USUAL = b'{"code":310,'
 """How nearly all clients begin the header of a single send."""
 
 
-class Sends(NamedTuple):
+class Sends(Struct):
     """One or more single sends with the same header; the lists hold what differs between them."""
 
     header: SendHeader
@@ -40,12 +39,15 @@ class Sends(NamedTuple):
 
     def first(self, count: int) -> "Sends":
         """The first `count` of them."""
-        return Sends(self.header, *(column[:count] for column in self[1:]))  # type: ignore[arg-type]
+        return self._part(self.header, slice(count))
 
     def only(self, at: int) -> "Sends":
         """The one at this index."""
         header = replace(self.header, properties=self.properties[at].decode(), born_timestamp=self.born[at])
-        return Sends(header, *(column[at : at + 1] for column in self[1:]))  # type: ignore[arg-type]
+        return self._part(header, slice(at, at + 1))
+
+    def _part(self, header: SendHeader, part: slice) -> "Sends":
+        return Sends(header, self.opaques[part], self.bodies[part], self.properties[part], self.born[part])
 
 
 def read_following(frames: Sequence[Frame]) -> tuple[Sends, Stamp | None] | None:

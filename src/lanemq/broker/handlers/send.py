@@ -17,7 +17,8 @@ import random
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from lanemq.broker.context import BrokerContext
 from lanemq.broker.dispatch import Handler, answer, answer_code, answer_error, answer_fault
@@ -88,7 +89,7 @@ class _OneByOne(LaneError):
     """Sends that were read together must be handled one by one. Nothing was stored."""
 
 
-class _Taken(NamedTuple):
+class _Taken(Struct):
     """The messages of a request, or of single sends that were read together."""
 
     records: NewRecords
@@ -175,7 +176,8 @@ class SendHandler:
     def _take(self, senders: _Senders, header: SendHeader, read: Callable[[SendRoute], _Taken]) -> None:
         """Route a send, read its messages, store them; or raise what its sender is answered."""
         parts, peer = self._parts, senders.peer
-        parts.group_commit.refuse_sends()
+        if parts.group_commit.refusing:
+            parts.group_commit.refuse_sends()
         if header.sys_flag & TRANSACTION_MASK:
             raise MessageRefused(ResponseCode.MESSAGE_ILLEGAL, "transactional messages are not supported by LaneMQ")
         target = route(parts, header, peer, senders.request)
@@ -268,7 +270,7 @@ class SendHandler:
 
         Stamps count in the queue that the sender chose (`target.asked`), even if a delayed message is stored elsewhere.
         """
-        parts, (records, stamp, size), verdict = self._parts, taken, _FRESH
+        parts, records, stamp, size, verdict = self._parts, taken.records, taken.stamp, taken.size, _FRESH
         if stamp is not None:
             if parts.options.users is not None:
                 self._refuse_foreign_producer(senders.request, stamp.producer)
@@ -294,7 +296,7 @@ class SendHandler:
             parts.producers.record(
                 header.topic,
                 target.asked,
-                Stamp(stamp.producer, stamp.epoch, stamp.sequence + verdict.skip),
+                stamp._replace(sequence=stamp.sequence + verdict.skip) if verdict.skip else stamp,
                 len(records),
                 QueueOffset(staged.first_offset),
                 stored_at=Millis(staged.store_time),

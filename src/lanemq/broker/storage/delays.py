@@ -8,7 +8,8 @@ again: delayed delivery is at least once. Delays are elapsed time (`core/brokeri
 import logging
 import re
 from functools import partial
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from lanemq.broker.storage.group_commit import Done, GroupCommit
 from lanemq.clock import Clock
@@ -45,7 +46,7 @@ _NUMBER = re.compile("-?[0-9]{1,9}")
 """A delay level. `str.isdigit` accepts characters that `int` does not."""
 
 
-class SendRoute(NamedTuple):
+class SendRoute(Struct, frozen=True):
     """Where one message is stored. `asked` is the queue that its sender chose; it differs for a delayed message."""
 
     topic: str

@@ -66,29 +66,18 @@ class RowsFirst(Protocol):
 class CommitTimes:
     """How long groups took, in seconds, one value for each."""
 
-    def __init__(self, nanoseconds: Callable[[], int]) -> None:
-        self.nanoseconds = nanoseconds
+    def __init__(self) -> None:
         self.commit = Distribution()
         """From the first append of a group to its records on disk."""
         self.flush = Distribution()
         """Write and sync."""
-        self._first_append = self._of_group = 0
-
-    def first_append(self) -> None:
-        self._first_append = self.nanoseconds()
-
-    def group_taken(self) -> None:
-        self._of_group = self._first_append
-
-    def flushed(self, began: int) -> None:
-        self.flush.add((self.nanoseconds() - began) / 1e9)
-
-    def on_disk(self) -> None:
-        self.commit.add((self.nanoseconds() - self._of_group) / 1e9)
 
 
 class GroupCommit:
     """The only writer of messages. While more than `max_pending_bytes` are not on disk, it refuses with "busy"."""
+
+    refusing = False
+    """Whether messages are refused, for now or for good."""
 
     def __init__(
         self,
@@ -115,7 +104,6 @@ class GroupCommit:
         """How many groups were undone; what was copied before may contain what they had staged."""
         self.paused: StorageError | None = None
         """Why sends are refused for now, as busy; see `pause`."""
-        self._refusing = False
         self._rows = rows
         self._refusals = refusals
         self._on_undone = on_undone
@@ -124,10 +112,10 @@ class GroupCommit:
         self.appended = 0
         self.failure: StorageError | None = None
         """The failed write after which the broker is read-only until a restart."""
-        self.times = CommitTimes(nanoseconds_of(clock))
+        self.times = CommitTimes()
         self._options, self._appender = store.options, store.appender
         self._thread = thread
-        self._clock = clock
+        self._clock, self._nanoseconds = clock, nanoseconds_of(clock)
         self._faults = FaultLog(log, clock)
         self._outbox = outbox
         self._on_arrivals = on_arrivals
@@ -135,22 +123,24 @@ class GroupCommit:
         self._max_pending_bytes = max_pending_bytes
         self._loop = asyncio.get_running_loop()
         self._waiting: list[tuple[Done, int]] = []
-        self._waiting_since: Millis | None = None
-        self._flushing_since: Millis | None = None
+        self._waiting_since: int | None = None
+        self._flushing_since: int | None = None
+        """When the first record was appended of the group that gathers, and of the one that is written; nanoseconds."""
         self._flushing = self._scheduled = self._reading = False
         self._waiting_before = 0
         self._last_sender = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._idle: asyncio.Event | None = None
+        """Set once nothing is pending; None if nobody waits for that."""
         self._unsynced_since: Millis | None = None
         self._syncs = self._shared_syncs = 0
         """How many syncs there were, and during how many of those in progress the loop may write."""
 
     def append(self, topic: str, queue_id: int, items: NewRecords, born_host: bytes, size: int, done: Done) -> Staged:
         """Stage records and return where they will be, which holds once `done(None)` is called."""
-        if self._refusing:
+        if self.refusing:
             self.refuse_sends()
-        self._refuse_if_full(size)
+        if self.pending_bytes:
+            self._refuse_if_full(size)
         wall = self._clock.wall()
         try:
             staged = self._appender.stage(
@@ -176,7 +166,7 @@ class GroupCommit:
     def longest_wait(self, now: Millis) -> int:
         """For how many milliseconds the oldest append has waited for the disk; 0 if none does."""
         since = self._waiting_since if self._flushing_since is None else self._flushing_since
-        return 0 if since is None else now - since
+        return 0 if since is None else now - since // 1_000_000
 
     def refuse_if_failed(self) -> None:
         """Raise if nothing can be stored any more; callers check it before they change anything else."""
@@ -192,24 +182,19 @@ class GroupCommit:
             self._refusals.add(RefusalReason.LOW_SPACE if low else RefusalReason.NO_DESCRIPTORS)
             raise BrokerBusy(ResponseCode.SYSTEM_BUSY, f"[REJECTREQUEST] {self.paused}")
 
-    @property
-    def refusing(self) -> bool:
-        """Whether messages are refused, for now or for good."""
-        return self._refusing
-
     def pause(self, why: StorageError) -> None:
         """Refuse sends as busy until `resume`. Reads, commits, leases and deletions continue."""
         if self.paused is None:
             log.error("sends are refused for now: %s", why)
         self.paused = why
-        self._refusing = True
+        self.refusing = True
 
     def resume(self) -> None:
         """Accept sends again."""
         if self.paused is not None:
             log.warning("sends are accepted again")
             self.paused = None
-            self._refusing = self.failure is not None
+            self.refusing = self.failure is not None
 
     def _refuse_if_full(self, size: int) -> None:
         if self.pending_bytes > 0 and self.pending_bytes + size > self._max_pending_bytes:
@@ -218,10 +203,8 @@ class GroupCommit:
 
     def _wait(self, done: Done, size: int) -> None:
         if self._waiting_since is None:
-            self._waiting_since = self._clock.now()
-            self.times.first_append()
+            self._waiting_since = self._nanoseconds()
         self._waiting.append((done, size))
-        self._idle.clear()
         if not self._flushing and not self._scheduled and not self._reading:
             self._commit_soon()
 
@@ -259,7 +242,6 @@ class GroupCommit:
         self._flushing = True
         waiting, self._waiting = self._waiting, []
         self._flushing_since, self._waiting_since = self._waiting_since, None
-        self.times.group_taken()
         pending = self._appender.take_pending()
         if self._rows.needed_by(pending.queues):
             self._rows.save_first(partial(self._rows_saved, pending, waiting))
@@ -287,9 +269,9 @@ class GroupCommit:
 
     def _write(self, pending: Pending, now: Millis | None = None) -> None:
         """On the log thread, or on the loop in its place; one at a time."""
-        began = self.times.nanoseconds()
+        began = self._nanoseconds()
         self._appender.flush(pending, now)
-        self.times.flushed(began)
+        self.times.flush.add((self._nanoseconds() - began) / 1e9)
 
     def _may_write_here(self, pending: Pending) -> bool:
         """Whether the loop may write while the log thread continues with its work.
@@ -308,8 +290,7 @@ class GroupCommit:
         return None
 
     def _flushed(self, pending: Pending, waiting: list[tuple[Done, int]], error: StorageError | None) -> None:
-        self._flushing = False
-        self._flushing_since = None
+        began, self._flushing_since, self._flushing = self._flushing_since, None, False
         if isinstance(error, (DiskFull, NoDescriptors)) and self.failure is None:
             self._undo(pending, waiting, error)
             return
@@ -317,7 +298,8 @@ class GroupCommit:
         if error is not None:
             self.stop_writing(error)
         else:
-            self.times.on_disk()
+            if began is not None:
+                self.times.commit.add((self._nanoseconds() - began) / 1e9)
             arrivals = self._appender.publish(pending)
             if self._unsynced_since is None and pending:
                 self._unsynced_since = self._clock.now()
@@ -332,7 +314,7 @@ class GroupCommit:
                 self._on_arrivals(arrivals)
             if self._waiting:
                 self._commit_group()
-            else:
+            elif self._idle is not None:
                 self._idle.set()
 
     def _undo(self, pending: Pending, waiting: list[tuple[Done, int]], error: StorageError) -> None:
@@ -346,14 +328,15 @@ class GroupCommit:
         for done, size in waiting:
             self.pending_bytes -= size
             self._call(done, error)
-        self._idle.set()
+        if self._idle is not None:
+            self._idle.set()
 
     def stop_writing(self, error: StorageError) -> None:
         """Refuse all further appends: what was not flushed may or may not be on disk, so nothing may follow it."""
         if self.failure is not None:
             return
         self.failure = error
-        self._refusing = True
+        self.refusing = True
         log.critical("the broker is read-only from now on: %s; reads continue, sends are refused", error)
 
     def sync_if_due(self, now: Millis) -> None:
@@ -384,7 +367,10 @@ class GroupCommit:
 
     async def drained(self) -> None:
         """Wait until nothing is pending."""
-        await self._idle.wait()
+        if self._waiting or self._flushing:
+            self._idle = self._idle or asyncio.Event()
+            await self._idle.wait()
+            self._idle = None
 
     def _call(self, done: Done, error: StorageError | None) -> None:
         """A callback that fails must not keep the others from being called."""

@@ -9,9 +9,11 @@ any sender is notified. Other keys of the queue continue.
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from lanemq.client.producer.batches import PendingMessage, RequestBuilder, batch_weights
 from lanemq.client.producer.freezes import Freezes, Frozen, Sender, frozen_of
@@ -353,7 +355,7 @@ class SendEngine:
         return [NotStored(failed.everything, closed) for failed in left if failed is not None]
 
 
-class SendRequest(NamedTuple):
+class SendRequest(Struct, frozen=True):
     """One attempt at a batch. A batch that is sent again is a new request with the same command."""
 
     sender: Sender
@@ -402,12 +404,11 @@ class LogLine(NamedTuple):
     args: tuple[object, ...]
 
 
-@dataclass(slots=True)
-class Actions:
+class Actions(Struct):
     """What a producer has to do for its engine: write requests in this order, notify waiters in this order, log."""
 
-    requests: list[SendRequest] = field(default_factory=list)
-    outcomes: list[Outcome] = field(default_factory=list)
+    requests: list[SendRequest] = []
+    outcomes: list[Outcome] = []
     wake: bool = False
     """The maintenance thread has to act: to connect, or to watch the time."""
     stale_topics: tuple[str, ...] = ()

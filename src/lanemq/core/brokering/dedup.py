@@ -150,10 +150,7 @@ class _Producer:
 
     def stored(self, sequence: int, count: int, offset: QueueOffset, at: Millis) -> None:
         last = self.ranges[-1] if self.ranges else None
-        if last is not None and (sequence, offset) == (
-            last.sequence + last.length,
-            last.offset + last.length,
-        ):
+        if last is not None and sequence - last.sequence == offset - last.offset == last.length:
             self.ranges[-1] = SequenceRange(last.sequence, last.offset, last.length + count)
         else:
             self.ranges.append(SequenceRange(sequence, offset, count))
@@ -247,9 +244,11 @@ class ProducerTable:
         `user` is charged for the producer; None on a broker without users. Users are saved with the producers; one that
         only the log knows, because a crash came before the next checkpoint, has none until its next message.
         """
-        if self.judge(topic, queue_id, first, count) is not _FRESH:
-            raise ValueError(f"{first} does not continue queue {topic}/{queue_id}: judge it before storing it")
         key = (topic, queue_id, first.producer)
+        known = self._producers.get(key)
+        continues = known is not None and (known.epoch, known.next_sequence) == (first.epoch, first.sequence)
+        if not continues and self.judge(topic, queue_id, first, count) is not _FRESH:
+            raise ValueError(f"{first} does not continue queue {topic}/{queue_id}: judge it before storing it")
         self._remember(key, first, count, first_offset, stored_at)
         if user is not None and key in self._producers:
             self._charge(key, user)
