@@ -10,11 +10,14 @@ lock is held, above all on its event loop, it writes them at once.
 """
 
 import contextlib
+import decimal
 import logging
 import sys
 import threading
 import traceback
 from collections import deque
+from collections.abc import Callable
+from contextvars import copy_context
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
@@ -34,7 +37,18 @@ _LOG = logging.getLogger(__name__)
 
 
 class OwnThread(threading.Thread):
-    """A thread of LaneMQ whose work others wait for: the log's thread writes what a `ClientLog` gets from it."""
+    """A thread of LaneMQ whose work others wait for: the log's thread writes what a `ClientLog` gets from it.
+
+    It runs in a copy of the context (`contextvars`) in which it was made, as a task of asyncio does, but with numbers
+    of `decimal` as every thread: their precision, which programs set in place, is not shared with other threads.
+    """
+
+    def __init__(self, target: Callable[[], None], name: str) -> None:
+        super().__init__(target=copy_context().run, args=(self._call, target), name=name, daemon=True)
+
+    def _call(self, target: Callable[[], None]) -> None:
+        decimal.setcontext(decimal.getcontext().copy())
+        target()
 
 
 class ClientLog(logging.LoggerAdapter[logging.Logger]):

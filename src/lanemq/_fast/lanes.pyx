@@ -12,6 +12,7 @@ include "guard.pxi"
 from types import GenericAlias
 
 cimport cython
+from cpython.contextvars cimport PyContext_CopyCurrent, PyContext_Enter, PyContext_Exit
 from cpython.dict cimport PyDict_GetItemWithError
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from cpython.object cimport PyObject
@@ -529,16 +530,21 @@ def run_waiting(worker, handler, Py_ssize_t batch_size, now, withdrawn, times):
                 if not done:
                     run.began = time // 1000000
                 began = time
-                if single:
-                    message = batch[done]
-                    if decoder is not None and isinstance(message, MessageBase) and lend_body(decoder, <MessageBase>message, view):
-                        stop = called_with_lent(plain, events, <MessageBase>message, view)
+                context = PyContext_CopyCurrent()
+                PyContext_Enter(context)
+                try:
+                    if single:
+                        message = batch[done]
+                        if decoder is not None and isinstance(message, MessageBase) and lend_body(decoder, <MessageBase>message, view):
+                            stop = called_with_lent(plain, events, <MessageBase>message, view)
+                        else:
+                            stop = called(plain, message, None)
                     else:
-                        stop = called(plain, message, None)
-                else:
-                    if batch_size < count:
-                        batch = run.messages[done:done + batch_size]
-                    stop = handled(handler, batch, run)
+                        if batch_size < count:
+                            batch = run.messages[done:done + batch_size]
+                        stop = handled(handler, batch, run)
+                finally:
+                    PyContext_Exit(context)
                 if stop is not None:
                     return runs, messages, stop, done + <Py_ssize_t>stop.succeeded
                 done += batch_size

@@ -31,6 +31,11 @@ class Bell:
         """How many threads wait."""
         return len(self._sleepers)
 
+    @property
+    def is_waking(self) -> bool:
+        """Whether a thread was woken and does not run yet."""
+        return not all([sleeper.locked() for sleeper in [*self._sleepers]])
+
     def ring(self, most: float = math.inf) -> int:
         """Wakes threads that sleep, all or so many; returns how many. Any thread, finalizer or signal handler may."""
         rung = 0

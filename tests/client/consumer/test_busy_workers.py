@@ -342,7 +342,7 @@ def test_a_message_that_arrives_while_the_only_busy_worker_hangs_is_run_by_anoth
         fixture.add(queue(0))
         put(fixture.scheduler, count=1)
         assert begun.wait(WAIT)
-        fixture.wait(lambda: fixture.scheduler._sleeping == 1)
+        fixture.wait(lambda: len(fixture.scheduler._changed) == 1)
         messages = [message(1, of=queue(0), key="another")]
         with fixture.scheduler as lanes:
             lanes.put(queue(0), messages, QueueOffset(2), pulled_from=QueueOffset(1))

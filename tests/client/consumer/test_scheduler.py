@@ -4,12 +4,17 @@ A caller that waits for a single run gets it when another caller ends the run be
 """
 
 import asyncio
+import itertools
+import sys
 import threading
 from collections import defaultdict
+from typing import Any
 
 import pytest
 from tests.client.consumer.fakes import committable, message, queue
 
+from lanemq.client.bell import Bell
+from lanemq.client.consumer.turns import scheduler as scheduler_module
 from lanemq.client.consumer.turns.async_scheduler import AsyncScheduler
 from lanemq.client.consumer.turns.scheduler import Scheduler
 from lanemq.client.message import Message
@@ -90,23 +95,23 @@ class Interrupted(Exception):
     """Stands for anything that ends a thread's wait from outside, such as Ctrl-C."""
 
 
-class OneInterrupt(threading.Condition):
+class OneInterrupt(Bell):
     """Interrupts the first waiter right after it was woken, which is the worst moment: its wake-up is used up."""
 
     armed = True
 
-    def wait(self, timeout: float | None = None) -> bool:
-        called = super().wait(timeout)
-        if called and self.armed:
+    def sleep(self, sleeper: threading.Lock, seconds: float | None) -> None:
+        super().sleep(sleeper, seconds)
+        if self.armed:
             self.armed = False
             raise Interrupted
-        return called
 
 
 @pytest.mark.row("A115")
-def test_when_a_waiting_worker_is_interrupted_another_runs_its_message() -> None:
+def test_when_a_waiting_worker_is_interrupted_another_runs_its_message(monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler = Scheduler(lane_scheduler(), SystemClock())
-    scheduler._changed = OneInterrupt(scheduler._mutex)
+    scheduler._changed = OneInterrupt()
+    monkeypatch.setattr(scheduler_module, "LOOK_AGAIN_SECONDS", WAIT)
     with scheduler as lanes:
         lanes.add(queue(0), QueueOffset(0), usable_until=NO_LEASE_NEEDED)
     ended: list[object] = []
@@ -123,13 +128,63 @@ def test_when_a_waiting_worker_is_interrupted_another_runs_its_message() -> None
     threads = [threading.Thread(target=work, daemon=True) for _ in range(2)]
     for thread in threads:
         thread.start()
-    while scheduler._sleeping < 2:
+    while len(scheduler._changed) < 2:
         threading.Event().wait(0.001)
     put(scheduler, 0, 0, 1)
     assert both.acquire(timeout=WAIT / 4)
     assert both.acquire(timeout=WAIT / 4), "the message waits and no worker was called"
     assert sorted(map(str, ended)) == ["[0]", "interrupted"]
-    assert scheduler._sleeping == 0
+    assert not scheduler._changed
+
+
+def test_a_signal_handler_may_raise_wherever_a_thread_waits() -> None:
+    """At each step of the sleep: the mutex is free afterwards, and the next call gets the message."""
+    for raises_at in itertools.count():
+        scheduler, steps = Scheduler(lane_scheduler(), SystemClock()), itertools.count()
+        with scheduler as lanes:
+            lanes.add(queue(0), QueueOffset(0), usable_until=NO_LEASE_NEEDED)
+
+        def trace(frame: Any, event: str, _: Any, at: int = raises_at, steps: Any = steps) -> Any:
+            if frame.f_globals["__name__"] not in ("lanemq.client.bell", "threading"):
+                return None
+            if event == "line" and next(steps) == at:
+                raise Interrupted
+            return trace
+
+        before = sys.gettrace()
+        try:
+            sys.settrace(trace)
+            scheduler.take_run(0.001)
+            is_last = True
+        except Interrupted:
+            is_last = False
+        finally:
+            sys.settrace(before)
+        assert not scheduler._mutex.locked()
+        put(scheduler, 0, 0, 1)
+        assert scheduler.take_run(0) is not None
+        if is_last:
+            break
+    assert raises_at > 4
+
+
+def test_a_thread_waits_for_a_message_whose_wake_up_an_interrupted_one_has_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scheduler = Scheduler(lane_scheduler(), SystemClock())
+    monkeypatch.setattr(scheduler_module, "LOOK_AGAIN_SECONDS", 0.05)
+    with scheduler as lanes:
+        lanes.add(queue(0), QueueOffset(0), usable_until=NO_LEASE_NEEDED)
+    scheduler._changed.sleeper()  # of a thread that was interrupted before it slept
+    polled: list[object] = []
+    poll = threading.Thread(target=lambda: polled.append(scheduler.take_run()), daemon=True)
+    poll.start()
+    while len(scheduler._changed) < 2:
+        threading.Event().wait(0.001)
+    put(scheduler, 0, 0, 1)
+    poll.join(WAIT / 4)
+    assert len(polled) == 1
+    scheduler.close()
 
 
 @pytest.mark.row("A115")
@@ -161,7 +216,7 @@ def test_the_end_of_a_single_run_wakes_a_thread_that_waits_for_the_next_one() ->
     polled: list[object] = []
     poll = threading.Thread(target=lambda: polled.append(scheduler.take_run()), daemon=True)
     poll.start()
-    while not scheduler._sleeping:
+    while not scheduler._changed:
         threading.Event().wait(0.001)
     assert runs[0] is not None
     scheduler.finish(runs[0], DONE, 1)

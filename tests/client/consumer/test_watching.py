@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.client.consumer.fakes import committable, message, queue
 from tests.client.virtual_time import ManualClock, VirtualClock, run_virtual
 
+from lanemq.client.bell import Bell
 from lanemq.client.consumer.turns.async_scheduler import AsyncScheduler
 from lanemq.client.consumer.turns.counting import TurnTimes
 from lanemq.client.consumer.turns.handler import Stop
@@ -49,29 +50,27 @@ class Bed:
 # --- step by step, without threads
 
 
-class Scripted(threading.Condition):
+class Scripted(Bell):
     """Runs a step of the test instead of sleeping, and only counts wake-ups."""
 
-    def __init__(self, mutex: threading.Lock, asleep: Callable[[], None]) -> None:
-        super().__init__(mutex)
-        self.mutex = mutex
+    def __init__(self, asleep: Callable[[], None]) -> None:
+        super().__init__()
         self.asleep = asleep
         self.patience: list[float | None] = []
         self.woken = 0
-        self.arrived: Callable[[], None] = lambda: None
+        self.waking = False
 
-    def wait(self, timeout: float | None = None) -> bool:
-        self.patience.append(timeout)
-        self.mutex.release()
-        try:
-            self.asleep()
-        finally:
-            self.mutex.acquire()
-        return True
+    @property
+    def is_waking(self) -> bool:
+        return self.waking
 
-    def notify(self, n: int = 1) -> None:
-        self.woken += n
-        self.arrived()
+    def sleep(self, sleeper: threading.Lock, seconds: float | None) -> None:
+        self.patience.append(seconds)
+        self.asleep()
+
+    def ring(self, most: float = 1) -> int:
+        self.woken += 1
+        return 1
 
 
 class Steps(Bed):
@@ -80,10 +79,7 @@ class Steps(Bed):
     def __init__(self, asleep: Callable[[], None] = lambda: None) -> None:
         self.clock = ManualClock()
         scheduler = Scheduler(LaneScheduler(LaneOptions()), self.clock)
-        self.condition = Scripted(scheduler._mutex, asleep)
-        scheduler._changed = self.condition
-        scheduler._sleeping = 1
-        self.condition.arrived = lambda: setattr(scheduler, "_woken", 0)  # and sleeps again
+        scheduler._changed = self.bell = Scripted(asleep)
         super().__init__(scheduler)
 
     def begun(self, *keys: str) -> Worker:
@@ -92,7 +88,7 @@ class Steps(Bed):
         self.put(*keys)
         assert self.scheduler.take_runs(worker)
         worker.run = worker.waiting.popleft()
-        self.condition.woken = 0
+        self.bell.woken = 0
         return worker
 
 
@@ -103,14 +99,14 @@ def test_a_watcher_that_finds_work_wakes_another_watcher() -> None:
     def asleep() -> None:
         steps.clock.at += LATE_MS - 2
         steps.put("hangs too")
-        woken.append(steps.condition.woken)
+        woken.append(steps.bell.woken)
 
     steps = Steps(asleep)
     slow, watcher = steps.begun("hangs", "a", "b"), Worker()
     assert steps.scheduler.take_runs(watcher)
     assert (len(slow.waiting), [run.key for run in watcher.waiting]) == (2, ["hangs too"])
-    assert steps.condition.patience == [LATE_MS / 1000]
-    assert steps.condition.woken > woken[0]
+    assert steps.bell.patience == [LATE_MS / 1000]
+    assert steps.bell.woken > woken[0]
 
 
 def test_a_worker_that_sleeps_while_another_has_finished_runs_looks_again_soon() -> None:
@@ -120,7 +116,7 @@ def test_a_worker_that_sleeps_while_another_has_finished_runs_looks_again_soon()
     slow.ended.append(slow.run)
     slow.run = slow.waiting.popleft()
     assert not steps.scheduler.take_runs(Worker())
-    assert steps.condition.patience == [LATE_MS / 1000]
+    assert steps.bell.patience == [LATE_MS / 1000]
 
 
 def test_no_worker_is_woken_for_one_that_has_a_single_run() -> None:
@@ -128,20 +124,19 @@ def test_no_worker_is_woken_for_one_that_has_a_single_run() -> None:
     steps = Steps()
     steps.begun("a")
     steps.put("b")
-    before = steps.condition.woken
+    before = steps.bell.woken
     assert steps.scheduler.take_runs(Worker())
-    assert steps.condition.woken == before
+    assert steps.bell.woken == before
 
 
 def test_no_second_worker_is_woken_while_one_is_waking_up() -> None:
     """It may wait for the interpreter for milliseconds; waking all others would make it wait longer."""
     steps = Steps()
-    steps.scheduler._sleeping = 3
-    steps.condition.arrived = lambda: None
     steps.put("a", "b")
-    assert steps.condition.woken == 1
+    assert steps.bell.woken == 1
+    steps.bell.waking = True
     assert steps.scheduler.take_runs(Worker())
-    assert steps.condition.woken == 1
+    assert steps.bell.woken == 1
 
 
 def test_a_worker_that_leaves_quick_work_to_another_looks_again_when_that_one_is_late() -> None:
@@ -155,7 +150,7 @@ def test_a_worker_that_leaves_quick_work_to_another_looks_again_when_that_one_is
     steps.begun("hangs")
     steps.put("b")
     assert steps.scheduler.take_runs(watcher)
-    assert steps.condition.patience == [LATE_MS / 1000]
+    assert steps.bell.patience == [LATE_MS / 1000]
     assert [run.key for run in watcher.waiting] == ["b"]
 
 
@@ -167,11 +162,11 @@ def test_lanes_freed_by_a_commit_wake_a_worker() -> None:
     assert slow.run is not None
     slow.ended.append(slow.run)
     slow.run = slow.waiting.popleft()
-    steps.condition.woken = 0
+    steps.bell.woken = 0
     assert committable(steps.scheduler, queue(0)) == 1
-    assert steps.condition.woken == 1
+    assert steps.bell.woken == 1
     assert committable(steps.scheduler, queue(0)) == 1
-    assert steps.condition.woken == 1, "nothing new was freed"
+    assert steps.bell.woken == 1, "nothing new was freed"
 
 
 def test_lanes_freed_by_a_hand_over_wake_a_worker() -> None:
@@ -184,10 +179,10 @@ def test_lanes_freed_by_a_hand_over_wake_a_worker() -> None:
     slow.run = slow.waiting.popleft()
     with steps.scheduler as lanes:
         lanes.add(queue(1), QueueOffset(0), usable_until=NO_LEASE_NEEDED)
-    steps.condition.woken = 0
+    steps.bell.woken = 0
     with steps.scheduler as lanes:
         lanes.drain(queue(1), now=Millis(0))
-    assert steps.condition.woken == 1
+    assert steps.bell.woken == 1
 
 
 # --- whole runs on virtual time

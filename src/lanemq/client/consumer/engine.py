@@ -381,7 +381,7 @@ class EngineThread:
         if self._thread is not None:
             raise started_in_parent() if self.in_child else Closed.started_before("consumer")
         tell_child(self)
-        self._thread = OwnThread(target=self._run, name=f"lanemq-{self._options.group}", daemon=True)
+        self._thread = OwnThread(self._run, f"lanemq-{self._options.group}")
         if finish_on_sigterm:
             self._term = TERMINATION.listen(self._finish, again=True)
         self._thread.start()

@@ -5,6 +5,7 @@ held inside the block; at its end, workers are woken and callbacks called as `La
 waits is here: workers wait for runs, and the event loop for a queue to be drained. No thread ever waits for a lane or a
 queue. The two calls that a program makes on its main thread (`take_run`, `finish`) take the mutex itself: a signal
 handler may raise inside `__enter__`, after the mutex is taken and before the block begins, and it would stay taken.
+A worker announces its sleep under the mutex, so that it misses no change, and sleeps without it.
 
 Which workers are woken: a put wakes as many as its messages need. A worker that found work wakes one more while there
 is more, because one event can free several lanes; a worker that ends a run asks for the next itself. While runs wait
@@ -16,8 +17,9 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
+from lanemq.client.bell import LOOK_AGAIN_SECONDS, Bell
 from lanemq.client.message import Message
 from lanemq.clock import Clock, nanoseconds_of
 from lanemq.core.consuming.busy_workers import LATE_MS, Worker
@@ -49,14 +51,12 @@ class Scheduler:
         self._clock = clock
         self._nanos = nanoseconds_of(clock)
         self._mutex = threading.Lock()
-        self._changed = threading.Condition(self._mutex)
-        self._sleeping = 0
-        # How many of the sleeping workers were woken and do not run yet: each of them will look for work.
-        self._woken = 0
+        # Rings for workers that sleep. Those that were woken and do not run yet will look for work.
+        self._changed = Bell()
         # Whether one of the sleeping workers watches the busy ones.
         self._watched = False
         self._closed = False
-        self._ending = threading.Event()
+        self._ending = Bell()
         # Pull loops with a full cache: what to call once no more than so many messages are cached.
         self._waiting_for_room: dict[MessageQueue, tuple[int, Callback]] = {}
         # What to call whenever a run of a draining queue ends.
@@ -87,8 +87,10 @@ class Scheduler:
         while not (filled or self._closed):
             with self as lanes:
                 filled = self._fill(worker)
-                if not (filled or self._closed or lanes.has_changes):
-                    self._sleep_until_changed(self._pause(None))
+                ready = filled or self._closed or lanes.has_changes
+                nap = None if ready else self._lie_down(None)
+            if nap is not None:
+                self._sleep_until_changed(nap)
         return filled
 
     def take_run(self, timeout: Seconds | None = None) -> MessageRun | None:
@@ -98,14 +100,16 @@ class Scheduler:
             with self._mutex:
                 run = self._single_run(wake_another=slept)
                 ended = run is not None or (deadline is not None and self._clock.now() >= deadline)
-                if not (ended or self._closed or self._lanes.has_changes):
-                    slept = True
-                    self._sleep_until_changed(self._pause(deadline))
+                ready = ended or self._closed or self._lanes.has_changes
+                nap = None if ready else self._lie_down(self._look_again(deadline))
                 callbacks = self._act_on_changes()
             for callback in callbacks:
                 callback()
             if ended:
                 return run
+            if nap is not None:
+                slept = True
+                self._sleep_until_changed(nap)
         return None
 
     def finish(
@@ -138,12 +142,12 @@ class Scheduler:
         """Makes every waiting worker return."""
         with self._mutex:
             self._closed = True
-            self._ending.set()
+            self._ending.ring()
             self._wake_all()
 
     def wait_until_closed(self, timeout: float) -> bool:
         """Waits for `close`, for at most `timeout` seconds."""
-        return self._ending.wait(timeout)
+        return self._ending.wait_until(lambda: self._closed, timeout)
 
     # for the event loop
 
@@ -214,7 +218,8 @@ class Scheduler:
     def _fill(self, worker: MessageWorker) -> bool:
         """Gives a worker runs; wakes another if there is more, because this one may have been the watcher."""
         filled = self._lanes.begin_runs(worker, now=self._clock.now(), now_ns=self._nanos())
-        if filled and not (self._watched or self._woken) and (filled > 1 or self._lanes.has_work(besides=worker)):
+        is_more = filled and not self._watched and (filled > 1 or self._lanes.has_work(besides=worker))
+        if is_more and not self._changed.is_waking:
             self._wake(1)
         return filled > 0
 
@@ -238,29 +243,41 @@ class Scheduler:
         """Whether a worker that goes to sleep must watch, because runs wait behind others, or for a worker."""
         return not self._watched and self._lanes.has_work()
 
-    def _sleep_until_changed(self, pause: float | None) -> None:
-        watch = self._must_watch()
-        self._watched |= watch
-        self._sleeping += 1
+    def _look_again(self, deadline: Millis | None) -> Millis:
+        """When a thread of the program looks again: a signal handler may have ended the sleep of one that was woken."""
+        soon = Millis(self._clock.now() + to_millis(LOOK_AGAIN_SECONDS))
+        return soon if deadline is None else min(soon, deadline)
+
+    def _lie_down(self, deadline: Millis | None) -> "_Nap":
+        pause, watches = self._pause(deadline), self._must_watch()
+        self._watched |= watches
+        return _Nap(self._changed.sleeper(), watching(pause) if watches else pause, watches)
+
+    # without the mutex
+
+    def _sleep_until_changed(self, nap: "_Nap") -> None:
         try:
-            self._changed.wait(watching(pause) if watch else pause)
+            self._changed.sleep(nap.sleeper, nap.seconds)
         except BaseException:
             self._wake(1)  # an interrupted worker may have been woken already: another one must look
             raise
         finally:
-            self._sleeping -= 1
-            self._woken = max(self._woken - 1, 0)
-            if watch:
+            if nap.watches:
                 self._watched = False
 
     def _wake(self, most: int) -> None:
-        count = min(most, self._sleeping - self._woken)
-        if count:
-            self._woken += count
-            self._changed.notify(count)
+        self._changed.ring(most)
 
     def _wake_all(self) -> None:
-        self._changed.notify_all()
+        self._changed.ring()
+
+
+class _Nap(NamedTuple):
+    """An announced sleep of a worker."""
+
+    sleeper: threading.Lock
+    seconds: float | None
+    watches: bool
 
 
 def _set_from_thread(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:

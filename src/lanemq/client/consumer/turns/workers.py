@@ -3,6 +3,9 @@
 Threads call plain functions; tasks of the event loop call coroutine functions. Nothing is created per message: a worker
 takes a few runs at once, and one call of the scheduler ends them and begins the next.
 
+Each call of the handler is one turn. It runs in a copy of the worker's context (`contextvars`), which is that of the
+app's start: what a turn sets in a `ContextVar` ends with it.
+
 Before each call of the handler the worker checks the run's permit, which shows a lost lease, a hand-over and a used-up
 time slice at once. A run of 32 messages is therefore as safe as 32 runs of one.
 
@@ -19,8 +22,9 @@ import asyncio
 import contextlib
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Mapping
-from contextvars import ContextVar
+from collections.abc import Callable, Coroutine, Generator, Mapping
+from contextvars import ContextVar, copy_context
+from types import coroutine
 from typing import Any, NamedTuple
 
 from lanemq._fast import compiled
@@ -31,6 +35,7 @@ from lanemq.client.consumer.turns.counting import ConsumerCounts, TurnClock, Tur
 from lanemq.client.consumer.turns.forked import CALLING, end_child
 from lanemq.client.consumer.turns.handler import (
     AsyncBatchHandler,
+    Batch,
     BatchHandler,
     HandlerVerdict,
     MessageFailed,
@@ -107,9 +112,7 @@ class ThreadWorkers(Workers):
 
     def start(self) -> None:
         topic, count = self._active.subscription.topic, self._active.subscription.workers
-        self._threads += [
-            OwnThread(target=self._work, name=f"lanemq-{topic}-{number}", daemon=True) for number in range(count)
-        ]
+        self._threads += [OwnThread(self._work, f"lanemq-{topic}-{number}") for number in range(count)]
         for thread in self._threads:
             thread.start()
 
@@ -328,7 +331,7 @@ def _run_batches(
             return RunEnd(withdrawn, done)
         if not done:
             run.began = time
-        stop = handler(messages[done : done + batch_size], run)
+        stop = copy_context().run(handler, messages[done : done + batch_size], run)
         if stop is not None:
             return RunEnd(stop, done + stop.succeeded)
         run.done = done + batch_size
@@ -368,11 +371,32 @@ async def _run_batches_async(
             return RunEnd(_PERMIT_WITHDRAWN, done)
         if not done:
             run.began = time
-        stop = await handler(messages[done : done + batch_size], run)
+        stop = await _in_own_context(handler, messages[done : done + batch_size], run)
         if stop is not None:
             return RunEnd(stop, done + stop.succeeded)
         run.done = done + batch_size
     return None
+
+
+@coroutine
+def _in_own_context(handler: AsyncBatchHandler, batch: Batch, run: MessageRun) -> Generator[Any, Any, Stop | None]:
+    """Awaits the handler in the worker's task, each step of it in the turn's own context.
+
+    A task for each turn would do the same at several times the cost.
+    """
+    call, steps = copy_context().run, handler(batch, run).__await__()
+    try:
+        awaited = call(next, steps)
+        while True:
+            try:
+                result = yield awaited
+            except BaseException as error:  # noqa: BLE001 - it is for the handler: a cancellation, for example
+                awaited = call(steps.throw, error)
+            else:
+                awaited = call(steps.send, result)
+    except StopIteration as end:
+        stop: Stop | None = end.value
+        return stop
 
 
 # reporting a run that did not fully succeed
