@@ -31,7 +31,9 @@ from pyspark.sql.types import (
     DataType,
     DateType,
     MapType,
+    NullType,
     StringType,
+    StructField,
     StructType,
     TimestampNTZType,
     TimestampType,
@@ -118,6 +120,8 @@ class Project(Stage):
             if type(error).__name__ not in ("AnalysisException", "ParseException"):
                 raise
             raise InvalidOption(f"select: {str(error).strip().splitlines()[0]}") from error
+        for field in frame.schema:
+            _refuse_column(field)
         self.schema = frame.schema
         needed = _references(frame._jdf.queryExecution().analyzed()) | {*NEEDED}  # noqa: SLF001
         self.columns = tuple(name for name in COLUMNS.names if name in needed)
@@ -172,6 +176,28 @@ class Project(Stage):
             )
         chosen = messages if self._where is None else messages.where(self._where)
         return chosen.selectExpr(*self._select, *more)
+
+
+def _refuse_column(field: StructField) -> None:
+    """`InvalidOption` for a column that Spark cannot give to a task, or that can hold no value."""
+    if "." in field.name or "`" in field.name:
+        raise InvalidOption(
+            f"select: the column {field.name} has a dot or a backtick in its name, and Spark cannot give it to a task: "
+            f"give it another name with AS, such as {re.sub('[.`]', '_', field.name)}"
+        )
+    if _has_void(field.dataType):
+        raise InvalidOption(
+            f"select: the column {field.name} is {field.dataType.simpleString()}, and a void can hold no value, now or "
+            f"later: give null its type, such as cast(null as string)"
+        )
+
+
+def _has_void(kind: DataType) -> bool:
+    if isinstance(kind, StructType):
+        return any(_has_void(field.dataType) for field in kind)
+    if isinstance(kind, MapType):
+        return _has_void(kind.keyType) or _has_void(kind.valueType)
+    return _has_void(kind.elementType) if isinstance(kind, ArrayType) else isinstance(kind, NullType)
 
 
 def _written(frame: DataFrame, schema: StructType, folder: StorePath) -> list["_QueueFile"]:
