@@ -95,10 +95,11 @@ class Pipeline:
 
 def _described(part: Stage | Sink) -> str:
     """A hash of a part's class and options. Made before the part is opened, which changes its attributes."""
-    options = {
-        name: sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
-        for name, value in vars(part).items()
-    }
+    state = object.__getstate__(part)  # what `vars` gives; if the class has slots, followed by what is in them
+    options: dict[str, object] = {}
+    for attributes in state if isinstance(state, tuple) else (state,):
+        for name, value in (attributes or {}).items():
+            options[name] = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
     text = f"{type(part).__module__}.{type(part).__qualname__} {sorted(options.items())!r}"
     return sha256(_ADDRESS.sub("", text).encode()).hexdigest()
 

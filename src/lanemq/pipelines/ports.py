@@ -34,6 +34,7 @@ from pyspark.sql.types import (
 
 from lanemq.files import StorePath, arrow_source
 from lanemq.model.errors import OrderError
+from lanemq.pipelines.text_limits import TextLimit
 from lanemq.spark.versions import to_arrow_schema
 
 NUMBERS_PER_BATCH: Final = 1 << 20
@@ -346,7 +347,7 @@ class Stage(ABC):
         """Called before `open` with a function that says which queues are read to their ends now."""
 
     def accept_sink(self, sink: "Sink") -> None:
-        """Called before `open` with the sink, for stages whose rows depend on what it can do."""
+        """Called with the open sink before the first batch, for stages whose rows depend on what it can hold."""
 
     def open(self, spark: SparkSession, folder: StorePath) -> None:
         """Called before the first batch of a run. `folder` lies in the checkpoint and belongs to the stage."""
@@ -432,6 +433,10 @@ class Sink(ABC):
     @abstractmethod
     def write(self, rows: Rows, batch: Batch) -> bool:
         """Apply the rows and record the batch in one commit. False if the sink already had the batch."""
+
+    def text_limits(self) -> tuple[TextLimit, ...]:
+        """How long texts may be. Called after `open`; a message that gives a longer one is poison."""
+        return ()
 
     def close(self) -> None:
         """Close connections. What was applied stays."""

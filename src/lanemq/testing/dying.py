@@ -26,6 +26,7 @@ from pyspark.sql.types import StructType
 
 from lanemq.files import StorePath
 from lanemq.pipelines.ports import Append, Batch, Merge, QueueEnds, Results, Rows, Runs, Sink, Stage
+from lanemq.pipelines.text_limits import TextLimit
 
 VARIABLE: Final = "LANEMQ_DIE_AT"
 STEPS: Final = ("run", "state", "dead_letters", "sink", "recorded")
@@ -146,6 +147,9 @@ class DyingSink(Sink):
 
     def open(self, spark: SparkSession, query: str, epoch: int, schema: StructType, how: Append | Merge) -> None:
         self._sink.open(spark, query, epoch, schema, how)
+
+    def text_limits(self) -> tuple[TextLimit, ...]:
+        return self._sink.text_limits()
 
     def applied(self) -> int | None:
         return self._sink.applied()

@@ -93,6 +93,7 @@ class Run:
         return processor
 
     def spark_recorded(self, planned: int, done: int) -> None:
+        write_durably(self.checkpoint / "metadata", b'{"id": "1"}')
         for name, last in (("offsets", planned), ("commits", done)):
             for batch in range(last + 1):
                 end = f'v1\n{{}}\n{{"orders": {{"broker-a/0": {batch + 3}}}}}'

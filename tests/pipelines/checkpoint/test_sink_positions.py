@@ -44,6 +44,7 @@ class MemberFixture:
         for name in ("offsets", "commits"):
             (folder / "checkpoint" / name).mkdir(parents=True)
         (folder / "checkpoint" / "lanemq").mkdir()
+        (folder / "checkpoint" / "metadata").write_text('{"id": "1"}')
         identity = {"query": "q", "name": "orders", "source": {}}
         (folder / "checkpoint" / "lanemq" / "pipeline.json").write_text(json.dumps(identity))
         (folder / "checkpoint" / "lanemq" / "epoch").write_text("1")

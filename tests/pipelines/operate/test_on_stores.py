@@ -31,6 +31,7 @@ class Started:
         stage = Transitions(step=step, outputs="key string, n long", on_failure=policy)
         dead = dead_letter_sink(self.checkpoint.dead_letters_folder)
         self.processor = BatchProcessor(stage, self.sink, dead, self.checkpoint, EffectHistory(None, "orders"))
+        write_durably(root / "metadata", b'{"id": "1"}')
         write_durably(root / "offsets" / "0", b'v1\n{}\n{"orders": {"broker-a/0": 2}}')
         self.processor.open(FakeSpark(never))  # type: ignore[arg-type]
 

@@ -3,10 +3,11 @@
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame
@@ -16,9 +17,9 @@ from tests.pipelines.checkpoint.test_checkpoint import used_by_spark
 from lanemq.client.admin.admin import Admin
 from lanemq.client.producer.producer import Producer
 from lanemq.files import remove_tree
-from lanemq.pipelines import DeltaSink, LastState, Pipeline, Project, Topic, Transitions
+from lanemq.pipelines import DeltaSink, ForeachSink, LastState, Pipeline, Project, Topic, Transitions
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
-from lanemq.pipelines.ports import Append, Batch, FileRows, batch_number
+from lanemq.pipelines.ports import Append, Batch, FileRows, Results, Stage, batch_number
 from lanemq.pipelines.running import program
 from lanemq.spark.offsets import to_json
 from lanemq.spark.read.brokers import Brokers
@@ -29,6 +30,10 @@ ROWS = StructType([StructField("key", StringType())])
 
 def _step(state: int | None, event: object) -> tuple[int, list[dict[str, object]]]:
     return 1, []
+
+
+def _nowhere(rows: pa.Table, batch: Batch) -> None:
+    """The function of a sink."""
 
 
 def _odd_keys(messages: DataFrame) -> DataFrame:
@@ -163,6 +168,38 @@ def test_other_options_of_a_stage_are_another_declaration(tmp_path: Path, before
     assert declared(LastState("id bigint", ["id"])) == declared(LastState("id bigint", ["id"])), "declared anew"
 
 
+@dataclass(frozen=True, slots=True)
+class Shifted(Stage):
+    """A user's own stage, whose options are not in its `__dict__`."""
+
+    by: int
+    schema: StructType = ROWS
+
+    def process(self, messages: DataFrame, batch: Batch) -> Results:
+        return Results(FileRows(self.schema, []))
+
+
+class Slotted(Stage):
+    """The same without a dataclass."""
+
+    __slots__ = ("__by",)
+    schema = ROWS
+
+    def __init__(self, by: int) -> None:
+        self.__by = by
+
+    process = Shifted.process
+
+
+@pytest.mark.parametrize("kind", [Shifted, Slotted])
+def test_options_in_slots_are_part_of_the_declaration(tmp_path: Path, kind: Callable[[int], Stage]) -> None:
+    def declared(by: int) -> str:
+        return Pipeline("p", Topic("localhost:9", "t"), kind(by), DeltaSink(tmp_path), tmp_path).fingerprint
+
+    assert declared(1) != declared(2)
+    assert declared(1) == declared(1)
+
+
 def test_a_pipeline_that_ran_is_still_the_same_declaration(place: Place) -> None:
     fingerprint = place.pipeline.fingerprint
     place.pipeline.sink.accept_settings({"spark.hadoop.fs.s3a.endpoint": "http://127.0.0.1:1"})
@@ -186,3 +223,29 @@ def test_a_pipeline_that_ran_is_still_the_same_declaration(place: Place) -> None
 def test_in_every_doubt_spark_is_started(place: Place, doubt: Callable[[Place], object]) -> None:
     doubt(place)
     assert place.starts_spark()
+
+
+def _unknowing(place: Place) -> Pipeline:
+    """A sink that cannot say which batches it has."""
+    pipeline = replace(place.pipeline, sink=ForeachSink(_nowhere))
+    (place.checkpoint / "lanemq" / "declaration").write_text(pipeline.fingerprint)
+    return pipeline
+
+
+@pytest.mark.parametrize(
+    ("left", "starts"),
+    [
+        (lambda folder: None, False),
+        (lambda folder: (folder / "commits" / "2").unlink(), True),
+        (lambda folder: (folder / "lanemq" / "decided" / str(batch_number(2))).mkdir(parents=True), False),
+        (lambda folder: (folder / "lanemq" / "decided" / str(batch_number(2) + 1)).mkdir(parents=True), True),
+    ],
+    ids=["all done", "written, not recorded", "decided and done", "decided, not written"],
+)
+def test_a_crash_before_a_sink_that_does_not_know_its_batches_starts_spark(
+    place: Place, left: Callable[[Path], object], starts: bool
+) -> None:
+    """Spark records a batch after the sink has it, so the checkpoint alone says whether a batch is missing."""
+    place.pipeline = _unknowing(place)
+    left(place.checkpoint)
+    assert place.starts_spark() is starts

@@ -194,3 +194,22 @@ def test_only_errors_caused_by_a_value_make_dead_letters(text: str, expected: bo
 def test_an_unknown_on_poison_is_refused() -> None:
     with pytest.raises(InvalidOption, match="on_poison: 'null' is not one of dead_letter, fail"):
         Project(["key"], on_poison="null")  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("select", "why"),
+    [
+        ("1 as `a.b`", r"the column a\.b has a dot or a backtick in its name.* another name with AS, such as a_b"),
+        ("1 as `a``b`", "the column a`b has a dot or a backtick in its name"),
+        ("null as s", r"the column s is void.* such as cast\(null as string\)"),
+        ("named_struct('a', null) as s", "the column s is struct<a:void>"),
+        ("array(map(1, null)) as s", "the column s is array<map<int,void>>"),
+    ],
+)
+def test_a_column_that_no_batch_could_write_is_refused_at_the_start(
+    spark: Any, tmp_path: Path, select: str, why: str
+) -> None:
+    Project(["key", "1 as void", "named_struct('void', 1, 'a.b', 1) as s"]).open(spark, tmp_path)
+    with pytest.raises(InvalidOption, match=f"select: {why}"):
+        Project(["key", select]).open(spark, tmp_path)

@@ -237,6 +237,10 @@ def _refuse_parts(folder: StorePath, identified: bool) -> None:
         missing, proof = f"{OWN_FOLDER}/epoch", f"batch {planned} was planned"
     elif identified and done is not None and (planned is None or planned < done):
         missing, proof = f"offsets/{done}", f"batch {done} is done"
+    elif identified and planned and not spark.is_planned(planned - 1):
+        missing, proof = f"offsets/{planned - 1}", f"batch {planned}, which begins where it ends, was planned"
+    elif identified and planned is not None and not (folder / "metadata").exists():
+        missing, proof = "metadata", f"batch {planned} was planned"
     else:
         return
     raise StateLost(
@@ -399,6 +403,9 @@ class SparkLog:
     def done(self) -> int | None:
         """The last batch that Spark will not repeat; None before the first."""
         return _last(self._commits)
+
+    def is_planned(self, batch: int) -> bool:
+        return (self._offsets / str(batch)).exists()
 
     def is_done(self, batch: int) -> bool:
         return (self._commits / str(batch)).exists()

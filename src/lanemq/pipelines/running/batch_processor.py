@@ -96,7 +96,6 @@ class BatchProcessor:
         """Open the stage first, since it determines the sink's columns, then the sinks; refuse what does not fit."""
         folder = self._checkpoint.stage_folder
         folder.mkdir(parents=True, exist_ok=True)
-        self._stage.accept_sink(self._sink)
         if self._queue_ends is not None:
             self._stage.accept_queue_ends(self._queue_ends)
         self._stage.open(spark, folder)
@@ -112,6 +111,7 @@ class BatchProcessor:
         self._opened.append(self._dead_letters)
         self._sink.open(spark, query, epoch, self._stage.schema, self._stage.how)
         self._opened.append(self._sink)
+        self._stage.accept_sink(self._sink)
         self._applied = self._sink.applied()
         self._refuse_older_checkpoint()
         self._refuse_lost_batches(self._checkpoint.log.done(), self._applied)

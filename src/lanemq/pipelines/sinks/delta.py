@@ -58,8 +58,12 @@ from lanemq.pipelines.sinks.exact_sink import (
     without_deletions,
 )
 from lanemq.pipelines.sinks.versioned_table import EveryBatches, VersionedTableSink, until_committed
+from lanemq.pipelines.text_limits import TextLimit, folder_limits
 
 log = logging.getLogger(__name__)
+
+ESCAPED: Final = r"[^A-Za-z0-9_.~-]"
+"""Characters that the library escapes in names of folders, each byte as three."""
 
 T = TypeVar("T")
 
@@ -150,6 +154,11 @@ class DeltaSink(VersionedTableSink[Callable[[], bool]]):
             return DeltaTable(self._path, storage_options=self._storage or None).transaction_version(query)
         except DeltaError as error:
             raise StorageError(f"the table {self._path} cannot be read: {error}") from error
+
+    def text_limits(self) -> tuple[TextLimit, ...]:
+        if not self._partition_by:
+            return ()
+        return folder_limits(self._partition_by, self._opened().schema, ESCAPED)
 
     def close(self) -> None:
         super().close()

@@ -14,7 +14,7 @@ invisible to readers.
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -40,11 +40,15 @@ from lanemq.pipelines.sinks.exact_sink import (
     without_deletions,
 )
 from lanemq.pipelines.sinks.versioned_table import EveryBatches, VersionedTableSink, until_committed
+from lanemq.pipelines.text_limits import TextLimit, folder_limits
 
 if TYPE_CHECKING:
     from lanemq.pipelines.sinks.iceberg_table import IcebergTable, TableChange
 
 log = logging.getLogger(__name__)
+
+ESCAPED: Final = r"[^A-Za-z0-9_.~ -]"
+"""Characters that the library escapes in names of folders, each byte as three."""
 
 T = TypeVar("T")
 Filling: TypeAlias = Callable[["TableChange"], None]
@@ -116,6 +120,9 @@ class IcebergSink(VersionedTableSink[Filling]):
     def applied_before_open(self, query: str) -> int | None:
         table = self._place.find(self._name)
         return None if table is None else table.batch_of(query)
+
+    def text_limits(self) -> tuple[TextLimit, ...]:
+        return folder_limits(self._opened_table().partition_by, self._opened().schema, ESCAPED)
 
     def close(self) -> None:
         super().close()

@@ -54,6 +54,7 @@ from lanemq.pipelines.ports import Append, Batch, FileRows, Merge, Rows
 from lanemq.pipelines.sinks.exact_sink import ExactSink, LedgerEntry, Terms, owner_mark, shard_tables, shards
 from lanemq.pipelines.sinks.parquet_compaction import merge_files, merged_name
 from lanemq.pipelines.sinks.parquet_layout import (
+    UNSAFE,
     FileName,
     FolderChange,
     Partitioning,
@@ -62,6 +63,7 @@ from lanemq.pipelines.sinks.parquet_layout import (
     query_mark,
 )
 from lanemq.pipelines.sinks.parquet_reading import FolderTerms, ParquetFolder
+from lanemq.pipelines.text_limits import TextLimit, folder_limits
 
 log = logging.getLogger(__name__)
 
@@ -161,6 +163,9 @@ class ParquetSink(ExactSink):
     def applied(self) -> int | None:
         self._opened()
         return None if self._change is None else self._change.batch
+
+    def text_limits(self) -> tuple[TextLimit, ...]:
+        return folder_limits(self._partition_by, self._opened().schema, UNSAFE.pattern)
 
     def write(self, rows: Rows, batch: Batch) -> bool:
         terms = self._terms_for(batch)

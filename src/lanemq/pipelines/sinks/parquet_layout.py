@@ -30,7 +30,7 @@ MAX_GROUP: Final = 1_000
 """Files that one compaction replaces; an object store deletes as many in one request."""
 
 _TIMES: Final = {"year": "%Y", "month": "%Y-%m", "day": "%Y-%m-%d", "hour": "%Y-%m-%d-%H"}
-_UNSAFE: Final = re.compile(r"""[\x00-\x1f"#%'*/:=?\\{}\[\]^\x7f]""")
+UNSAFE: Final = re.compile(r"""[\x00-\x1f"#%'*/:=?\\{}\[\]^\x7f]""")
 """The characters that Spark escapes in the name of a partition's folder."""
 _NAME: Final = re.compile(r"(part|compacted)-([0-9a-f]{8})-(\d+)-(\d+)-([0-9a-f]{8})\.parquet")
 
@@ -102,7 +102,7 @@ class PartitionColumn:
         if value is None or value == "":
             return f"{self.name}={NO_VALUE}"
         text = str(value).lower() if isinstance(value, bool) else str(value)
-        return f"{self.name}={_UNSAFE.sub(lambda found: f'%{ord(found[0]):02X}', text)}"
+        return f"{self.name}={UNSAFE.sub(lambda found: f'%{ord(found[0]):02X}', text)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from lanemq.model.errors import ConnectFailed, ConnectionLost, InvalidOption, La
 from lanemq.model.units import Seconds, to_millis
 from lanemq.pipelines.ports import DELETED, SEQUENCE, Append, Batch, FileRows, Merge, RowFile, Rows
 from lanemq.pipelines.sinks.exact_sink import Terms
-from lanemq.pipelines.sinks.postgres_rows import CopyFormat, nul_counts
+from lanemq.pipelines.sinks.postgres_rows import NUL, CopyFormat, nul_counts
 from lanemq.pipelines.sinks.postgres_session import PostgresSession, driver, first_line
 from lanemq.pipelines.sinks.postgres_staging import (
     ROWS_AT_ONCE,
@@ -48,6 +48,7 @@ from lanemq.pipelines.sinks.postgres_staging import (
     staging_prefix,
 )
 from lanemq.pipelines.sinks.sql import Column, SqlSink, names_of, quoted, quoted_table
+from lanemq.pipelines.text_limits import TextLimit
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,10 @@ _IN_A_TASK: Final = (
     "; this concerns a Spark task: install psycopg on executors and let them reach the database, or let the driver "
     "copy with copies=0"
 )
+MAX_INDEX_ENTRY: Final = 2_704
+"""Bytes of an entry of a B-tree. PostgreSQL compresses longer keys, but not every key shrinks."""
+MAX_FIXED_BYTES: Final = 32
+"""Bytes of a key column beside its text: header, padding, or a number."""
 MAX_COPIES: Final = 3
 """How often the rows of a large batch are copied, if the server loses them, before the batch fails."""
 
@@ -152,6 +157,16 @@ class PostgresSink(SqlSink):
     def close(self) -> None:
         super().close()
         self._disconnect()
+
+    def text_limits(self) -> tuple[TextLimit, ...]:
+        """For the key of a merge, which is an entry of the table's index."""
+        terms = self._opened()
+        if not isinstance(terms.how, Merge):
+            return ()
+        kinds = {name: terms.schema.field(name).type for name in terms.how.keys}
+        texts = tuple(name for name, kind in kinds.items() if pa.types.is_string(kind) or pa.types.is_binary(kind))
+        left = MAX_INDEX_ENTRY - MAX_FIXED_BYTES * len(kinds)
+        return (TextLimit(texts, left, NUL, "the key of an index of PostgreSQL"),) if texts else ()
 
     def write(self, rows: Rows, batch: Batch) -> bool:
         if not isinstance(rows, FileRows) or not self._copies_in_tasks(rows):

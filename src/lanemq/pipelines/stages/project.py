@@ -31,7 +31,9 @@ from pyspark.sql.types import (
     DataType,
     DateType,
     MapType,
+    NullType,
     StringType,
+    StructField,
     StructType,
     TimestampNTZType,
     TimestampType,
@@ -49,10 +51,12 @@ from lanemq.pipelines.ports import (
     Merge,
     Results,
     RowFile,
+    Sink,
     SinkPosition,
     Stage,
 )
 from lanemq.pipelines.stages.queue_borders import queue_borders
+from lanemq.pipelines.text_limits import TextLimit
 from lanemq.spark.columns import COLUMNS
 from lanemq.spark.versions import to_arrow_schema
 
@@ -107,6 +111,10 @@ class Project(Stage):
         self.columns: tuple[str, ...] = ()
         self.schema = StructType()
         self._folder: StorePath = Path()
+        self._limits: tuple[TextLimit, ...] = ()
+
+    def accept_sink(self, sink: Sink) -> None:
+        self._limits = sink.text_limits()
 
     def open(self, spark: SparkSession, folder: StorePath) -> None:
         """Asks Spark for the types of the expressions and the columns that they need."""
@@ -118,6 +126,8 @@ class Project(Stage):
             if type(error).__name__ not in ("AnalysisException", "ParseException"):
                 raise
             raise InvalidOption(f"select: {str(error).strip().splitlines()[0]}") from error
+        for field in frame.schema:
+            _refuse_column(field)
         self.schema = frame.schema
         needed = _references(frame._jdf.queryExecution().analyzed()) | {*NEEDED}  # noqa: SLF001
         self.columns = tuple(name for name in COLUMNS.names if name in needed)
@@ -130,7 +140,7 @@ class Project(Stage):
         if all(name in messages.columns for name in NEEDED):
             hidden += [f"{text} as {alias}" for alias, text in _POSITION.items()]
         try:
-            files = _written(self._projected(messages, *hidden), self.schema, folder)
+            files = _written(self._projected(messages, *hidden), self.schema, folder, self._limits)
         except Exception as error:
             if self._fails or not is_caused_by_value(error):
                 raise
@@ -145,10 +155,12 @@ class Project(Stage):
         """Computes each message separately, for a batch in which one fails. Slower, and reads the messages again."""
         try:
             with without_shared_expressions(messages.sparkSession):
-                tried = _attempt_rows(messages, self._select, self._where)
+                tried = _attempt_rows(messages, self._select, self._where, self.schema.names, self._limits)
                 good = _successful_rows(tried, self.schema.names, hidden)
                 files = _written(good, self.schema, folder)
-                poison = _dead_letter_rows(tried, self._select, self._where, batch, hidden)
+                poison = _dead_letter_rows(
+                    tried, self._select, self._where, batch, hidden, self.schema.names, self._limits
+                )
                 dead_files = _written(poison, DEAD_LETTER_SCHEMA, folder)
         except Exception as error:
             log.warning("%s: messages cannot be computed separately: %s", batch, str(error).splitlines()[0])
@@ -174,8 +186,32 @@ class Project(Stage):
         return chosen.selectExpr(*self._select, *more)
 
 
-def _written(frame: DataFrame, schema: StructType, folder: StorePath) -> list["_QueueFile"]:
-    writer = _Writer(folder, to_arrow_schema(schema))
+def _refuse_column(field: StructField) -> None:
+    """`InvalidOption` for a column that Spark cannot give to a task, or that can hold no value."""
+    if "." in field.name or "`" in field.name:
+        raise InvalidOption(
+            f"select: the column {field.name} has a dot or a backtick in its name, and Spark cannot give it to a task: "
+            f"give it another name with AS, such as {re.sub('[.`]', '_', field.name)}"
+        )
+    if _has_void(field.dataType):
+        raise InvalidOption(
+            f"select: the column {field.name} is {field.dataType.simpleString()}, and a void can hold no value, now or "
+            f"later: give null its type, such as cast(null as string)"
+        )
+
+
+def _has_void(kind: DataType) -> bool:
+    if isinstance(kind, StructType):
+        return any(_has_void(field.dataType) for field in kind)
+    if isinstance(kind, MapType):
+        return _has_void(kind.keyType) or _has_void(kind.valueType)
+    return _has_void(kind.elementType) if isinstance(kind, ArrayType) else isinstance(kind, NullType)
+
+
+def _written(
+    frame: DataFrame, schema: StructType, folder: StorePath, limits: Sequence[TextLimit] = ()
+) -> list["_QueueFile"]:
+    writer = _Writer(folder, to_arrow_schema(schema), limits)
     return [_QueueFile(*row) for row in frame.mapInArrow(writer, _SUMMARY).collect()]
 
 
@@ -200,8 +236,9 @@ class _QueueFile(NamedTuple):
 class _Writer:
     """What a task does: writes the rows of each queue to a file, and returns one row about each file."""
 
-    def __init__(self, folder: StorePath, schema: pa.Schema) -> None:
+    def __init__(self, folder: StorePath, schema: pa.Schema, limits: Sequence[TextLimit]) -> None:
         self._folder = folder
+        self._limits = limits
         self._schema = schema
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -215,6 +252,9 @@ class _Writer:
             for shard, part in _by_queue(pa.table(batch)):
                 rows = part.select(self._schema.names).cast(self._schema)
                 _refuse_unfit(shard, part, rows)
+                for limit in self._limits:
+                    for row in limit.rows_beyond([rows[name] for name in limit.columns]):
+                        raise _unfit_row(shard, part, row, limit.why, "SQLSTATE: 22001")
                 if shard not in writers:
                     name = f"{len(writers)}-{task}-{context.taskAttemptId() if context else 0}.part"
                     output = Output(self._folder / name)
@@ -241,8 +281,15 @@ def _refuse_unfit(shard: str, part: pa.Table, rows: pa.Table) -> None:
     for row in range(rows.num_rows):
         found = _unfit(rows.take([row]))
         if found is not None:
-            offset = part["__lanemq_next"][row].as_py() - 1 if "__lanemq_next" in part.column_names else "unknown"
-            raise ValueError(f"{shard} offset {offset}: an expression gives {found}. {_STATES[found]}")
+            raise _unfit_row(shard, part, row, f"an expression gives {found}", _STATES[found])
+
+
+def _unfit_row(shard: str, part: pa.Table, row: int, why: str, state: str) -> ValueError:
+    offset = part["__lanemq_next"][row].as_py() - 1 if "__lanemq_next" in part.column_names else "unknown"
+    return ValueError(
+        f"{shard} offset {offset}: {why}; leave such messages out with where=, or make them dead letters with "
+        f"on_poison='dead_letter'. {state}"
+    )
 
 
 def _unfit(rows: pa.Table) -> str | None:
@@ -328,13 +375,27 @@ def without_shared_expressions(spark: SparkSession) -> Iterator[None]:
         spark.conf.set(_SHARING, before or "true")
 
 
-def _attempt_rows(messages: DataFrame, select: Sequence[str], where: str | None) -> DataFrame:
+def _attempt_rows(
+    messages: DataFrame, select: Sequence[str], where: str | None, names: Sequence[str], limits: Sequence[TextLimit]
+) -> DataFrame:
     """The messages with the expressions as _ROW: null if they fail; `_ROW.it` is null for those `where` leaves out."""
-    it = f"struct(CASE WHEN {where or 'true'} THEN struct({', '.join(select)}) END AS it)"
-    tried = messages.select("*", _attempt(messages, it).alias(_ROW))
+    tried = messages.select("*", _attempt(messages, _whole_row(select, where)).alias(_ROW))
     kind = tried.schema[_ROW].dataType
     fits = reduce(and_, (_all_parts(f.col(_ROW), kind, is_fit) for is_fit in _FITS.values()))
+    for limit in limits:
+        fits &= _admits(limit, f.col(_ROW), kind, names)
     return tried.withColumn(_ROW, f.when(fits, f.col(_ROW)))
+
+
+def _whole_row(select: Sequence[str], where: str | None) -> str:
+    return f"struct(CASE WHEN {where or 'true'} THEN struct({', '.join(select)}) END AS it)"
+
+
+def _admits(limit: TextLimit, row: Column, kind: Any, names: Sequence[str]) -> Column:
+    """Whether the texts of a row are short enough; true if there is no row."""
+    own = kind["it"].dataType.names
+    texts = [row.getField("it").getField(own[names.index(name)]) for name in limit.columns]
+    return f.udf(lambda *values: limit.admits(*values), "boolean")(*texts)  # Spark refuses the type hints of `admits`
 
 
 def _successful_rows(frame: DataFrame, names: Sequence[str], hidden: Sequence[str]) -> DataFrame:
@@ -346,12 +407,20 @@ def _successful_rows(frame: DataFrame, names: Sequence[str], hidden: Sequence[st
 
 
 def _dead_letter_rows(
-    frame: DataFrame, select: Sequence[str], where: str | None, batch: Batch, hidden: Sequence[str]
+    frame: DataFrame,
+    select: Sequence[str],
+    where: str | None,
+    batch: Batch,
+    hidden: Sequence[str],
+    names: Sequence[str],
+    limits: Sequence[TextLimit],
 ) -> DataFrame:
     """The messages of the attempts that failed, as dead letters."""
     conditions = [] if where is None else [(f"struct({where})", f"where {where}")]
     parts = [*conditions, *((f"struct({text})", text) for text in select)]
     failed = [_failure(frame, text, source) for text, source in parts]
+    row, kind = _attempt(frame, _whole_row(select, where)), frame.schema[_ROW].dataType
+    failed += [f.when(~_admits(limit, row, kind, names), f.lit(limit.why)) for limit in limits]
     own: dict[str, Column] = {
         "reason": f.concat(f.lit("cannot be computed: "), f.concat_ws("; ", *failed)),
         "attempts": f.lit(1),

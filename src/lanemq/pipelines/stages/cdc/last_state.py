@@ -181,7 +181,7 @@ class LastState(Stage):
         return before(self._options.parts, position)
 
     def accept_sink(self, sink: Sink) -> None:
-        self._options = replace(self._options, empties=sink.empties)
+        self._options = replace(self._options, empties=sink.empties, text_limits=sink.text_limits())
 
     def open(self, spark: SparkSession, folder: StorePath) -> None:
         """Opens the stage's folder; refuses one whose rows were made with other keys or another sequence."""

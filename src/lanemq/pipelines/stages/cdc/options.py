@@ -23,6 +23,7 @@ from lanemq.pipelines.stages.cdc.formats.rows import RowFormat
 from lanemq.pipelines.stages.cdc.meanings import Meaning
 from lanemq.pipelines.stages.cdc.sequence import Part, parse_parts, sequence_type
 from lanemq.pipelines.stages.cdc.table import ReplicaTable
+from lanemq.pipelines.text_limits import TextLimit
 
 FormatName = Literal["json", "debezium", "canal", "maxwell"]
 TimeUnit = Literal["s", "ms", "us", "ns"]
@@ -51,6 +52,8 @@ class ReplicaOptions:
     one_queue: bool = False
     empties: bool = True
     """Whether the sink can delete all rows that are older than a truncation."""
+    text_limits: tuple[TextLimit, ...] = ()
+    """How long texts may be in the sink."""
     evolves: bool = False
     """Whether tasks look for fields that the table does not have."""
     added: tuple[str, ...] = ()

@@ -263,6 +263,7 @@ class Reader:
         self._check_sequences(reading)
         self._read_truncations(reading, sequences)
         self._read_keys(reading)
+        self._refuse_long_texts(reading)
         if self._options.misfits == "dead_letter":
             self._find_left_out(reading)
             self._refuse_misfits(reading)
@@ -306,6 +307,11 @@ class Reader:
                     reading.changes.poison.setdefault(
                         reading.changes.message[index], f"the key {name} is missing or not a {self._types[name]}"
                     )
+
+    def _refuse_long_texts(self, reading: Reading) -> None:
+        for limit in self._options.text_limits:
+            for index in limit.rows_beyond([self._column(name, reading)[0] for name in limit.columns]):
+                reading.changes.refuse_row(index, limit.why)
 
     def _refuse_misfits(self, reading: Reading) -> None:
         for name in self._options.table.columns:

@@ -19,6 +19,7 @@ exactly one task worked on each shard.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple
@@ -45,6 +46,7 @@ from lanemq.pipelines.ports import (
     QueueEnds,
     Results,
     RowFile,
+    Sink,
     Stage,
 )
 from lanemq.pipelines.stages.transitions.carried_types import carry_types
@@ -219,6 +221,9 @@ class Transitions(Stage):
     def accept_queue_ends(self, queue_ends: QueueEnds) -> None:
         """Called before `open`; asked between batches, if a timer in event time may depend on it."""
         self._queue_ends = queue_ends
+
+    def accept_sink(self, sink: Sink) -> None:
+        self._options = replace(self._options, text_limits=sink.text_limits())
 
     def open(self, spark: SparkSession, folder: StorePath) -> None:
         """Opens the stage's folder; refuses one whose state was made with other shards or numbers."""

@@ -11,7 +11,7 @@ event, not the batch.
 
 import gc
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -57,6 +57,7 @@ from lanemq.pipelines.stages.transitions.rules import (
 from lanemq.pipelines.stages.transitions.shard import CACHE, PARKED_AT, LaneCodec, ShardFiles, Version, exceed
 from lanemq.pipelines.stages.transitions.state_schema import UpgradeState
 from lanemq.pipelines.stages.transitions.timers import takes_context
+from lanemq.pipelines.text_limits import TextLimit
 from lanemq.spark.versions import to_arrow_schema
 
 _ROWS_AT_ONCE: Final = 50_000
@@ -86,13 +87,14 @@ class StageOptions:
     on_timer: OnTimer | None = None
     event_time: EventTime = field(default_factory=EventTime)
     upgrade_state: UpgradeState | None = None
+    text_limits: tuple[TextLimit, ...] = ()
 
     def rules(self) -> Rules:
         """The rules for the machine. Raises `InvalidOption` for options that have no meaning."""
         return Rules(
             step=self.step,
             decode=decoder(self.decode),
-            shape=RowShape(to_arrow_schema(self.outputs)),
+            shape=RowShape(to_arrow_schema(self.outputs), self.text_limits),
             policy=self.policy,
             limits=self.limits,
             codec=LaneCodec(self.state_type, self.upgrade_state),
@@ -386,8 +388,9 @@ class RowShape:
     with the next event; so values that can change are copied.
     """
 
-    def __init__(self, schema: pa.Schema) -> None:
+    def __init__(self, schema: pa.Schema, text_limits: Sequence[TextLimit] = ()) -> None:
         self.schema = schema
+        self._limits = [(limit, [schema.names.index(name) for name in limit.columns]) for limit in text_limits]
         self._names = frozenset(schema.names)
         self._width = len(schema.names)
         self._columns = [_Column(each.name, each.type, str(each.type)) for each in schema]
@@ -414,6 +417,9 @@ class RowShape:
         for at in texts:
             if not values[at].isascii():
                 self._check_text(at, values[at])
+        for limit, places in self._limits:
+            if not limit.admits(*(values[at] for at in places)):
+                raise ValueError(f"output: {limit.why}")
         return values
 
     def _check_text(self, at: int, text: str) -> None:
