@@ -98,6 +98,29 @@ def test_no_value_is_kept_across_a_deletion(tmp_path: Path) -> None:
     assert replica.live == {1: row | {"a": None}}
 
 
+@pytest.mark.parametrize("chunk_bytes", [1, reading.CHUNK_BYTES])
+@pytest.mark.parametrize("cut", range(5))
+def test_no_value_is_kept_across_a_truncation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: int, chunk_bytes: int
+) -> None:
+    monkeypatch.setattr(reading, "CHUNK_BYTES", chunk_bytes)
+    row = {"id": 1, "a": "x", "b": "y", "n": 1}
+    newer = {"id": 1, "b": "z", "n": 2}
+    key = '{"id":1}'
+    pairs: list[Pair] = [
+        (key, debezium("c", None, row)),
+        ('{"id":2}', debezium("c", None, row | {"id": 2})),
+        (None, debezium("t", None, None)),
+        (key, debezium("c", None, newer)),
+    ]
+    parts = [messages([pair], first=at) for at, pair in enumerate(pairs)]
+    replica = Replica(stage(one_queue=True), tmp_path)
+    for batch in (parts[:cut], parts[cut:]):
+        if batch:
+            replica.process(pa.concat_tables(batch))
+    assert replica.live == {1: newer | {"a": None}}
+
+
 def test_a_change_of_key_that_leaves_a_column_out_is_a_dead_letter(tmp_path: Path) -> None:
     """The kept value is in the row of the old key, which a merge by the new key does not find. That row is deleted."""
     replica = Replica(stage(one_queue=True), tmp_path)

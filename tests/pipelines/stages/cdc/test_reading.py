@@ -209,7 +209,7 @@ def test_an_empty_batch_gives_no_rows(tmp_path: Path) -> None:
 
 def test_the_files_of_a_batch_are_removed(tmp_path: Path) -> None:
     Replica(stage(), tmp_path).process(messages(MANY))
-    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {"ends.json", "table.json"}
+    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {"ends.json", "skipped.json", "table.json"}
 
 
 def test_decimals_keep_all_their_digits(tmp_path: Path) -> None:
@@ -314,6 +314,32 @@ def test_a_new_field_of_the_source_is_logged_once_and_skipped(
     assert counts == [0, 1, 0, 0]
     assert caplog.text.count("the new field colour, which is skipped") == 1
     assert replica.live[1]["name"] == "a"
+
+
+@pytest.mark.parametrize("sequence", [None, ["lsn"]])
+def test_a_field_that_came_while_the_pipeline_was_stopped_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, sequence: Any
+) -> None:
+    old = {"id": 1, "name": "a", "amount": 1.0, "never_wanted": True}
+    counts = []
+    for first, row in enumerate([old, old, old | {"colour": "red"}, old | {"colour": "blue"}]):
+        replica = Replica(LastState(SCHEMA, ["id"], sequence=sequence), tmp_path)
+        batch = messages([(None, row | {"lsn": first} if sequence else row)], first=first)
+        counts.append(replica.process(batch).counts.get("new_fields", 0))
+    assert counts == [0, 0, 1, 0]
+    assert caplog.text.count("the new field colour, which is skipped") == 1
+
+
+def test_fields_of_another_table_are_not_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    replica = Replica(LastState(SCHEMA, ["id"], format="maxwell", table="people"), tmp_path)
+
+    def insert(table: str, row: dict[str, Any]) -> tuple[None, dict[str, Any]]:
+        return None, {"type": "insert", "database": "shop", "table": table, "data": row}
+
+    replica.process(messages([insert("people", {"id": 1})]))
+    people, others = insert("people", {"id": 2, "colour": "red"}), insert("orders", {"id": 1, "total": 5})
+    replica.process(messages([people, others], first=1))
+    assert "the new field colour, which is skipped" in caplog.text
 
 
 def test_messages_without_a_row_do_not_hide_new_fields(tmp_path: Path) -> None:

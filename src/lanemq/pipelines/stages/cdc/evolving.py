@@ -252,11 +252,20 @@ def _kind(raw: msgspec.Raw) -> str | None:
     return None if value is None else _KINDS.get(type(value), "string")
 
 
-class SkippedFields:
-    """Fields that the rows of a run had so far. Those of its first batch are left out on purpose, not reported."""
+class _Skipped(msgspec.Struct):
+    """What is stored beside the stage's other state."""
 
-    def __init__(self) -> None:
-        self._seen: set[str] | None = None
+    skipped: list[str] | None = None
+
+
+class SkippedFields:
+    """Fields that the rows had so far. Those of the checkpoint's first batch are left out on purpose, not reported."""
+
+    def __init__(self, path: StorePath | None = None) -> None:
+        """Reads the fields from `path`; None: keeps them in memory only."""
+        self._path = path
+        self._stored = read_fenced_json(path, _Skipped).skipped if path is not None and path.exists() else None
+        self._seen: set[str] | None = None if self._stored is None else set(self._stored)
 
     def count(self, skipped: Iterable[str], batch: Batch) -> int:
         """Logs and counts the fields that are new in this batch."""
@@ -274,27 +283,29 @@ class SkippedFields:
             )
         return len(fresh)
 
+    def state_after(self, state: str) -> str:
+        """The stage's state, with the fields seen so far if the batch had others."""
+        seen = sorted(self._seen or ())
+        if seen == self._stored:
+            return state
+        other = msgspec.json.decode(state or "{}", type=dict[str, Any])
+        return msgspec.json.encode({**other, "skipped": seen}).decode()
+
+    def settle(self, state: str, epoch: int) -> None:
+        """Stores the fields in the state, if it has any; from now on they are not reported again."""
+        found = msgspec.json.decode(state, type=_Skipped)
+        if found.skipped is None or found.skipped == self._stored:
+            return
+        if self._path is not None:
+            write_as(epoch, self._path.parent, self._path, msgspec.json.encode(found))
+        self._stored = found.skipped
+
 
 def skipped_fields(options: ReplicaOptions, messages: pa.Table) -> list[str]:
     """Fields of the last message that has a row, if the table does not have them."""
     for index in range(messages.num_rows - 1, max(-1, messages.num_rows - 1 - EXAMINED), -1):
-        row = _last_row(options.format, messages["value"][index].as_py())
-        if row is not None:
+        rows = [row for row, _ in _rows(options, messages["value"][index].as_py()) if row]
+        if rows:
             known = {*options.table.columns, *(part.path.partition(".")[0] for part in options.parts)}
-            return sorted(set(row) - known - {(options.deleted or "").partition(".")[0]})
+            return sorted(rows[-1].keys() - known - _deletion_field(options))
     return []
-
-
-def _last_row(format: str, value: bytes | None) -> dict[str, Any] | None:
-    try:
-        found = msgspec.json.decode(value or b"null")
-    except UNREADABLE:
-        return None
-    if isinstance(found, dict) and format == "debezium":
-        found = found.get("payload", found)
-        found = found.get("after") if isinstance(found, dict) else None
-    elif isinstance(found, dict) and format != "json":
-        found = found.get("data")
-    if isinstance(found, list):
-        found = found[-1] if found else None
-    return found if isinstance(found, dict) else None

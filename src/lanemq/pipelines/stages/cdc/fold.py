@@ -43,7 +43,11 @@ def newest(rows: pa.Table, keys: Sequence[str]) -> pa.Array:
 
 def newest_rows(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
     """The newest row of each key, with the columns that it left out taken from older ones."""
-    return fill_left_out(rows, keys, newest(rows, keys))
+    indices = newest(rows, keys)
+    chosen = rows.take(indices)
+    if KEPT not in rows.column_names or chosen[KEPT].null_count == chosen.num_rows:
+        return chosen
+    return _fill(rows, keys, indices.to_pylist())
 
 
 def newest_of_queues(queues: Sequence[tuple[str, pa.Table]], keys: Sequence[str]) -> pa.Table:
@@ -93,14 +97,6 @@ def kept_column(indices: Sequence[int], left: dict[str, list[int]]) -> pa.Array:
         for change in changes:
             names.setdefault(change, []).append(name)
     return pa.array([_text(names.get(index, [])) for index in indices] if names else [None] * len(indices), pa.string())
-
-
-def fill_left_out(rows: pa.Table, keys: Sequence[str], indices: pa.Array) -> pa.Table:
-    """The rows at these indices, the newest of their keys, with what they left out taken from older ones."""
-    chosen = rows.take(indices)
-    if KEPT not in rows.column_names or chosen[KEPT].null_count == chosen.num_rows:
-        return chosen
-    return _fill(rows, keys, indices.to_pylist())
 
 
 def _fill(rows: pa.Table, keys: Sequence[str], chosen: list[int]) -> pa.Table:

@@ -187,7 +187,7 @@ class LastState(Stage):
         """Opens the stage's folder; refuses one whose rows were made with other keys or another sequence."""
         FrozenTable.of(self._options).check(folder)
         self._work = folder / "work"
-        self._ends, self._fields = QueueEnds(folder / "ends.json"), SkippedFields()
+        self._ends, self._fields = QueueEnds(folder / "ends.json"), SkippedFields(folder / "skipped.json")
         self._evolution = Evolution(folder / "columns.json" if self.evolves else None)
         self._truncation, self._misfits = Truncation(folder / "emptied.json"), Misfits(folder)
         remove_tree(self._work)  # left by a run that was killed
@@ -223,8 +223,9 @@ class LastState(Stage):
     def settle(self, batch: Batch, state: str) -> None:
         """Stores how far each queue was read, if offsets say what is newer, and what is known of rows so far.
 
-        That is: added columns, the last truncation, and misfits.
+        That is: added columns, skipped fields, the last truncation, and misfits.
         """
+        self._fields.settle(state, batch.epoch)
         self._truncation.settle(state, batch.epoch)
         self._misfits.settle(state, batch.epoch)
         if self.evolves:
@@ -257,6 +258,7 @@ class LastState(Stage):
         state = "" if self._options.parts or not queues else self._ends.state_after(queues, batch)
         if self.evolves and queues:
             state = self._evolution.state_after(fresh, state)
+        state = self._fields.state_after(state)
         state = self._truncation.state_after(emptied_below, state)
         misfits = combine_misfits(each.misfits for each in queues)
         types = {field.name: field.dataType.simpleString() for field in options.table.schema.fields}

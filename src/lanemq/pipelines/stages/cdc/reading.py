@@ -28,7 +28,7 @@ from lanemq.pipelines.ports import DELETED, KEPT, SEQUENCE
 from lanemq.pipelines.stages.cdc import documents
 from lanemq.pipelines.stages.cdc.changes import KeyNames, Reading, RowChanges
 from lanemq.pipelines.stages.cdc.evolving import Fields, combine_fields, new_fields, skipped_fields
-from lanemq.pipelines.stages.cdc.fold import fill_left_out, kept_column, newest, newest_rows
+from lanemq.pipelines.stages.cdc.fold import kept_column, newest, newest_rows
 from lanemq.pipelines.stages.cdc.fold_first import FoldFirst
 from lanemq.pipelines.stages.cdc.formats.debezium import unavailable_marks
 from lanemq.pipelines.stages.cdc.meanings import Columns, SchemaCache, convert_as
@@ -36,7 +36,7 @@ from lanemq.pipelines.stages.cdc.misfits import Found, combine_misfits
 from lanemq.pipelines.stages.cdc.options import ReplicaOptions
 from lanemq.pipelines.stages.cdc.sequence import encode
 from lanemq.pipelines.stages.cdc.shares import QueueRows, write_rows, write_table
-from lanemq.pipelines.stages.cdc.truncation import Bound, newer_bound
+from lanemq.pipelines.stages.cdc.truncation import Bound, drop_older, newer_bound
 from lanemq.pipelines.stages.queue_borders import queue_borders
 
 CHUNK_BYTES: Final = 256 * 1024 * 1024
@@ -240,13 +240,13 @@ class Reader:
         """Combines parts of one queue."""
         if len(parts) == 1:
             return parts[0]
-        rows = pa.concat_tables([part.rows for part in parts])
+        emptied_below = newer_bound(part.emptied_below for part in parts)
+        rows = drop_older(pa.concat_tables([part.rows for part in parts]), emptied_below)
         counts: Counts = {}
         for part in parts:
             for name, count in part.counts.items():
                 counts[name] = counts.get(name, 0) + count
         chosen = newest_rows(rows, self._options.table.keys)
-        emptied_below = newer_bound(part.emptied_below for part in parts)
         misfits = combine_misfits(part.misfits for part in parts)
         return Folded(chosen, pa.concat_tables([part.dead for part in parts]), counts, emptied_below, misfits)
 
@@ -351,11 +351,13 @@ class Reader:
         if unwanted or half_applied:
             indices = changes.indices_without(unwanted, half_applied)
             keys = keys.take(indices)
-        chosen = newest(keys, table.keys)
+        emptied_below = newer_bound(reading.truncations.values())
         if reading.left and table.keeps:
             rows, misfits = self._rows(reading, keys, indices)
-            rows = fill_left_out(rows, table.keys, chosen)
+            # No column is kept from a change before a truncation.
+            rows = newest_rows(drop_older(rows, emptied_below), table.keys)
         else:
+            chosen = newest(keys, table.keys)
             rows, misfits = self._rows(reading, keys.take(chosen), indices.take(chosen))
         if rows is None:
             self._find_left_out(reading)
@@ -365,7 +367,6 @@ class Reader:
         counted["truncations"] = list(reading.truncations)
         counts = {name: sum(message not in unwanted for message in messages) for name, messages in counted.items()}
         counts |= {"misfits": sum(count for count, _ in misfits.values()), "poison": len(dead)}
-        emptied_below = newer_bound(reading.truncations.values())
         return Folded(rows, _dead(reading.messages, dead), counts, emptied_below, misfits)
 
     def _rows(self, reading: Reading, keys: pa.Table, indices: pa.Array) -> tuple[pa.Table | None, Found]:
