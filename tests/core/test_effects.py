@@ -39,7 +39,7 @@ def test_an_owner_is_judged_by_the_highest_epoch_that_has_written(
 
 
 @pytest.mark.parametrize(
-    ("place", "redriven", "verdict"),
+    ("place", "overtaken", "verdict"),
     [
         (LogPlace(101, 51), False, NEW),
         (LogPlace(101, 49), False, NEW),
@@ -55,10 +55,10 @@ def test_an_owner_is_judged_by_the_highest_epoch_that_has_written(
     ],
 )
 def test_a_message_is_judged_by_the_last_applied_one_of_its_lane(
-    place: LogPlace, redriven: bool, verdict: EffectVerdict
+    place: LogPlace, overtaken: bool, verdict: EffectVerdict
 ) -> None:
-    assert judge_effect(APPLIED, PendingEffect(0, "k", place, redriven)) is verdict
-    assert judge_effect(None, PendingEffect(0, "k", place, redriven)) is NEW
+    assert judge_effect(APPLIED, PendingEffect(0, "k", place, overtaken)) is verdict
+    assert judge_effect(None, PendingEffect(0, "k", place, overtaken)) is NEW
 
 
 def test_a_batch_is_judged_by_the_first_message_of_each_lane_and_remembers_the_last() -> None:

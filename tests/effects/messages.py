@@ -22,7 +22,7 @@ def delivered(
     group: str = "shop",
     queue: MessageQueue = QUEUE,
     in_order: bool = True,
-    redriven: bool = False,
+    overtaken: bool = False,
     position: int | None = None,
     stored_ms: int | None = None,
     message_id: str = "",
@@ -45,7 +45,7 @@ def delivered(
         position=offset * 1000 if position is None else position,
         store_timestamp=offset * 10 if stored_ms is None else stored_ms,
     )
-    source = MessageSource(queue, JsonCodec(), Epoch(epoch), group=group, in_order=in_order, redriven=redriven)
+    source = MessageSource(queue, JsonCodec(), Epoch(epoch), group=group, in_order=in_order, overtaken=overtaken)
     (message,) = read_messages(source, record)
     return message
 

@@ -183,7 +183,7 @@ def test_what_contradicts_the_database_is_refused_and_neither_applied_nor_skippe
     with pytest.raises(EffectRefused, match="forget"):
         form.apply(delivered(0, position=10, stored_ms=200), "the broker's data was deleted")
     with pytest.raises(EffectRefused, match="newer message"):
-        form.apply(delivered(4, position=4000, stored_ms=90, redriven=True), "overtaken while it was parked")
+        form.apply(delivered(4, position=4000, stored_ms=90, overtaken=True), "overtaken while it was parked")
     form.apply(delivered(0, position=6000, stored_ms=200), "the topic was created again")
     assert form.effects() == ["applied", "the topic was created again"]
 

@@ -56,7 +56,7 @@ MAX_FAKE_NUMBER = 2**31 - 1
 class MessageSource:
     """What all messages share that were read from one queue under one lease."""
 
-    __slots__ = ("codec", "epoch", "group", "in_order", "is_retry", "queue", "redriven")
+    __slots__ = ("codec", "epoch", "group", "in_order", "is_retry", "overtaken", "queue")
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class MessageSource:
         *,
         group: str = "",
         in_order: bool = False,
-        redriven: bool = False,
+        overtaken: bool = False,
     ) -> None:
         self.queue = queue
         self.codec = codec
@@ -75,14 +75,14 @@ class MessageSource:
         """Empty if no consumer read them."""
         self.in_order = in_order
         """Whether the handler gets the messages of a key one after the other."""
-        self.redriven = redriven
-        """Whether they come from a parked lane, and no former owner of the queue has run them."""
+        self.overtaken = overtaken
+        """Whether they come from a lane that was set aside when an owner that does not know lanes had the queue."""
         self.is_retry = queue.topic.startswith(RETRY_PREFIX)
 
-    def of_parked_lane(self) -> "MessageSource":
-        """The same source, for messages that a redrive delivers."""
+    def of_overtaken_lane(self) -> "MessageSource":
+        """The same source, for messages of a lane whose newer messages may have run before."""
         return MessageSource(
-            self.queue, self.codec, self.epoch, group=self.group, in_order=self.in_order, redriven=True
+            self.queue, self.codec, self.epoch, group=self.group, in_order=self.in_order, overtaken=True
         )
 
 

@@ -47,8 +47,8 @@ class PendingEffect(NamedTuple):
     """The number of the queue in which the message was sent. A copy that a mirror made has that of its original."""
     lane: str
     place: LogPlace
-    redriven: bool = False
-    """Whether it comes from a parked lane."""
+    overtaken: bool = False
+    """Whether an owner that does not know lanes may have run newer messages of its lane before it."""
 
 
 class EffectVerdict(Enum):
@@ -72,7 +72,7 @@ def judge_effect(applied: LogPlace | None, effect: PendingEffect) -> EffectVerdi
         return REPEAT if place.stored_ms == applied.stored_ms else LOG_BEGAN_AGAIN
     if place.stored_ms > applied.stored_ms:
         return LOG_BEGAN_AGAIN
-    return WAS_OVERTAKEN if effect.redriven else REPEAT
+    return WAS_OVERTAKEN if effect.overtaken else REPEAT
 
 
 class LaneEffects(NamedTuple):

@@ -255,7 +255,7 @@ def effect_batch(messages: tuple[Message, ...], expiry_hour: int) -> EffectBatch
     places = [_place_of(each) for each in messages]
     scopes = {queue: scope_of(source.group, queue) for queue in {queue for queue, _ in places}}
     effects = tuple(
-        PendingEffect(scopes[queue].number, lane_name(each.key), place, source.redriven)
+        PendingEffect(scopes[queue].number, lane_name(each.key), place, source.overtaken)
         for each, (queue, place) in zip(messages, places, strict=True)
     )
     originals = tuple(original for queue, original in sorted(scopes.items()) if queue != source.queue)

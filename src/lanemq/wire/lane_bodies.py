@@ -81,6 +81,8 @@ class ParkedLaneBody(Body):
     last: int = 0
     through: int = -1
     """The last offset ever parked in it; the queue's owner does not run messages of the key up to here."""
+    overtaken: bool = False
+    """An owner that does not know lanes had the queue, and may have run newer messages of the key."""
 
 
 class ParkedTable(Body):

@@ -256,7 +256,7 @@ def test_a_new_owner_restores_parked_lanes() -> None:
     found = run(scheduler)
     assert found is not None
     assert found.messages == (M(3, "i"),)
-    assert work(scheduler) == [ParkRequest("k", (M(2, "k"),), None), NextRequest("j", -1, may_repeat=True)]
+    assert work(scheduler) == [ParkRequest("k", (M(2, "k"),), None), NextRequest("j", -1)]
 
 
 def test_parked_messages_that_are_pulled_again_count_as_finished_ranges() -> None:
@@ -391,7 +391,7 @@ def test_a_lane_at_the_broker_whose_retries_are_used_up_is_parked() -> None:
 def test_a_new_owner_goes_on_with_a_held_lane_and_its_attempts() -> None:
     scheduler = member(9, parked=(ParkedAtBroker("k", LaneStatus.HELD, 8, first=3, attempts=2),), policy=HOLD)
     put(scheduler, (9, "k"))
-    assert give(scheduler, M(3, "k"), status=LaneStatus.HELD) == NextRequest("k", -1, may_repeat=True)
+    assert give(scheduler, M(3, "k"), status=LaneStatus.HELD) == NextRequest("k", -1)
     found = run(scheduler)
     assert found is not None
     assert (found.messages, found.attempt) == ((M(3, "k"),), 3)

@@ -23,6 +23,7 @@ from lanemq.broker.long_answers import LongAnswers, Steps
 from lanemq.broker.storage.checkpoints import lease_row
 from lanemq.core.brokering.lock_table import MIN_LEASE_MS, Lease, LockGrant, Refusal, SavedLease
 from lanemq.core.brokering.membership import ConnectionId
+from lanemq.core.brokering.progress_store import SavedLane
 from lanemq.core.brokering.quotas import Quota
 from lanemq.core.brokering.refusals import RefusalReason
 from lanemq.model.errors import BrokerRefused, NotAllowed, StorageError
@@ -126,6 +127,7 @@ class LockHandler:
         """Grant the queues, a part of them in each step, then save and answer."""
         group, wish = body.consumer_group, header.lane_lease_millis
         granted, reply, serial, left = list[Lease](), LockResponse(), 0, MAX_FINISHED_CHARS
+        overtaken: list[SavedLane] = []
         for part in _parts_of(body.mq_set):
             now = self._parts.clock.now()
             grant = self._parts.locks.acquire(
@@ -140,9 +142,7 @@ class LockHandler:
             serial = grant.serial or serial
             self._unsaved.update(((group, row.queue), row) for row in grant.changes)
             if wish is None or header.lane_finished is None:
-                for lease in grant.granted:
-                    if lease.changed:
-                        self._parts.progress.at(group, lease.queue).forget_finished()
+                overtaken += self._start_without_lanes(group, grant.granted)
             reply.lock_ok_mq_set += [QueueBody.of(lease.queue) for lease in grant.granted]
             if wish is not None:
                 finished = self._finished(group, grant, left) if header.lane_finished else {}
@@ -167,8 +167,18 @@ class LockHandler:
             named = 0 if header.lane_keep_alive_millis is None else serial
             answer(peer, request, {} if wish is None else _answer_fields(named, member=member), encoded)
 
-        self._save(peer, request, rows, saved)
+        if overtaken:  # on disk before the grant: after a crash, a lane must not seem to be as it was
+            self._parts.progress_keeper.save(overtaken, lambda _: self._save(peer, request, rows, saved))
+        else:
+            self._save(peer, request, rows, saved)
         return None
+
+    def _start_without_lanes(self, group: str, granted: Sequence[Lease]) -> list[SavedLane]:
+        """New owners that know neither finished ranges nor lanes run what follows the offset; returns lanes to save."""
+        started = [self._parts.progress.at(group, lease.queue) for lease in granted if lease.changed]
+        for progress in started:
+            progress.forget_finished()
+        return [SavedLane.of(lane) for progress in started for lane in progress.overtake_lanes()]
 
     def _charge_new(self, peer: Peer, request: Command, group: str, queues: Sequence[MessageQueue]) -> None:
         """Charge locks that the group never had before: they stay in memory and on disk."""

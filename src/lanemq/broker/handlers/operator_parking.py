@@ -221,4 +221,5 @@ def _describe(lane: ParkedLane) -> ParkedLaneBody:
         first=lane.first,
         last=lane.offsets.last,
         through=lane.through,
+        overtaken=lane.overtaken,
     )

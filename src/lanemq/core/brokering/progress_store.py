@@ -40,6 +40,8 @@ class SavedLane(NamedTuple):
     through: int
     first: int
     """Offsets below it have left the lane, although their chunk may still hold them."""
+    overtaken: bool = False
+    """As in `ParkedLane`."""
     chunks: Sequence[ChunkRow] = ()
     first_chunk: int = 0
     """Chunks that started at lower offsets are deleted."""
@@ -49,13 +51,12 @@ class SavedLane(NamedTuple):
     @classmethod
     def of(cls, lane: ParkedLane, chunks: Sequence[ChunkRow] = (), copies: Sequence[tuple[int, bytes]] = ()) -> Self:
         first_chunk = lane.offsets.first_chunk
-        return cls(
-            lane.name, lane.failure, lane.since, lane.status, lane.through, lane.first, chunks, first_chunk, copies
-        )
+        at = lane.through, lane.first, lane.overtaken
+        return cls(lane.name, lane.failure, lane.since, lane.status, *at, chunks, first_chunk, copies)
 
     def restored(self) -> ParkedLane:
         offsets = LaneOffsets.of_rows(self.chunks, self.first)
-        return ParkedLane(self.name, self.failure, self.since, self.status, offsets, self.through)
+        return ParkedLane(self.name, self.failure, self.since, self.status, offsets, self.through, self.overtaken)
 
 
 class EndedLane(NamedTuple):

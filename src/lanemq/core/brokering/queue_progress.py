@@ -127,6 +127,8 @@ class ParkedLane:
     offsets: LaneOffsets = field(default_factory=LaneOffsets)
     through: int = -1
     """The last offset ever parked in the lane: pulled messages up to it must not run."""
+    overtaken: bool = False
+    """An owner that does not know lanes had the queue: it may have run newer messages of the key."""
     copied: int = -1
     """Up to this offset, records were copied out of the log since the start of the broker."""
     weight: int = 0
@@ -216,6 +218,13 @@ class QueueProgress:
         """
         if self.offset is not None and self.finished:
             self._put(self.offset, "")
+
+    def overtake_lanes(self) -> list[ParkedLane]:
+        """The queue's next owner does not know lanes, and runs newer messages of their keys; returns what changed."""
+        changed = [lane for lane in self._lanes.values() if not lane.overtaken]
+        for lane in changed:
+            lane.overtaken = True
+        return changed
 
     def move(self, offset: QueueOffset, *, pending: bool) -> None:
         """Reset the offset, in either direction; `pending` if the group has members, which have to move there first."""

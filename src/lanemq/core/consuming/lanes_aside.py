@@ -64,8 +64,8 @@ class NextRequest:
     done: int
     wanted: int = MAX_GIVEN
     """Number of messages to fetch; 0 while some are here."""
-    may_repeat: bool = False
-    """A former owner ran the lane: it may have finished some of these messages without reporting them."""
+    overtaken: bool = False
+    """As in `ParkedAtBroker`. If not, messages of the lane that were applied before are repeats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +100,8 @@ class ParkedAtBroker(NamedTuple):
     """The first offset that is still in it."""
     attempts: int = 0
     """How often its first message has failed."""
+    overtaken: bool = False
+    """An owner that does not know lanes had the queue: it may have run newer messages of the key."""
 
 
 class QueueOfLanes(Protocol[M]):
@@ -124,7 +126,7 @@ class QueueOfLanes(Protocol[M]):
 
 class _LaneAside(Generic[M]):
     __slots__ = ("asked", "at_broker", "done", "doubt", "failed_again", "failure", "first", "gone", "lane",
-                 "may_repeat", "not_before", "redrive_wanted", "status", "through", "waiting")  # fmt: skip
+                 "not_before", "overtaken", "redrive_wanted", "status", "through", "waiting")  # fmt: skip
 
     def __init__(self, lane: Lane[M], status: LaneStatus, *, at_broker: bool, through: int = NOTHING_DONE) -> None:
         self.lane = lane
@@ -147,8 +149,8 @@ class _LaneAside(Generic[M]):
         self.not_before = _IMMEDIATELY
         # The lane waits for its backoff, on a timer.
         self.waiting = False
-        # A former owner ran the lane, and this one has fetched nothing of it.
-        self.may_repeat = at_broker and status.runs
+        # An owner that does not know lanes had the queue before this one.
+        self.overtaken = False
         # The broker has nothing left of the lane, but a message of it is ready, running or on a timer here.
         self.gone = False
 
@@ -195,7 +197,8 @@ class LanesAside(Generic[M]):
 
     def restore(self, lane: Lane[M], known: ParkedAtBroker) -> None:
         """Adds a lane that a former owner set aside."""
-        self._enter(_LaneAside(lane, known.status, at_broker=True, through=known.through)).first = known.first
+        entry = self._enter(_LaneAside(lane, known.status, at_broker=True, through=known.through))
+        entry.first, entry.overtaken = known.first, known.overtaken
         if known.status is LaneStatus.HELD:
             self._queue.failures[known.first] = known.attempts
 
@@ -404,7 +407,6 @@ class LanesAside(Generic[M]):
             entry.status = answer.status
         if answer.messages:
             assert lane.redriven is None
-            entry.may_repeat = False
             lane.redriven = list(answer.messages)
             self._queue.offer(lane)
 
@@ -506,7 +508,7 @@ class LanesAside(Generic[M]):
             return RedriveRequest(key)
         fetch = at_broker and entry.status.runs and not entry.waiting and entry.lane.redriven is None
         if fetch or entry.done != NOTHING_DONE:
-            return NextRequest(key, entry.done, MAX_GIVEN if fetch else 0, entry.may_repeat)
+            return NextRequest(key, entry.done, MAX_GIVEN if fetch else 0, entry.overtaken)
         if at_broker and pending and self._joins(entry):
             return ParkRequest(key, tuple(pending[:MAX_PARKED]), None)
         return None

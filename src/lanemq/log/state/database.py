@@ -26,7 +26,7 @@ LAST_RUN = "last run"
 _AGES = "ages of log files"
 _REBUILD = "rebuild indexes"
 
-VERSION = 6
+VERSION = 7
 """The layout of the tables. Every change needs a new number, so that no broker misreads the file of another version."""
 
 SCHEMA = (
@@ -50,7 +50,8 @@ SCHEMA = (
     "CREATE TABLE kv (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
     "CREATE TABLE parked_lanes (grp TEXT, topic TEXT, broker TEXT, queue_id INTEGER, key TEXT, reason TEXT NOT NULL,"
     " attempts INTEGER NOT NULL, since INTEGER NOT NULL, status TEXT NOT NULL, through INTEGER NOT NULL,"
-    " first INTEGER NOT NULL, PRIMARY KEY (grp, topic, broker, queue_id, key)) WITHOUT ROWID",
+    " first INTEGER NOT NULL, overtaken INTEGER NOT NULL, PRIMARY KEY (grp, topic, broker, queue_id, key))"
+    " WITHOUT ROWID",
     "CREATE TABLE parked_chunks (grp TEXT, topic TEXT, broker TEXT, queue_id INTEGER, key TEXT, start INTEGER,"
     " offsets BLOB NOT NULL, PRIMARY KEY (grp, topic, broker, queue_id, key, start))",
     "CREATE TABLE parked_messages (grp TEXT, topic TEXT, broker TEXT, queue_id INTEGER, key TEXT, value INTEGER,"

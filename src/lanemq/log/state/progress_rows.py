@@ -61,16 +61,18 @@ class ProgressRows:
         ]
 
     def lanes(self) -> list[SavedLane]:
-        columns = "grp, topic, broker, queue_id, key, reason, attempts, since, status, through, first"
+        columns = "grp, topic, broker, queue_id, key, reason, attempts, since, status, through, first, overtaken"
         lanes = []
         for row in self._state.rows(f"SELECT {columns} FROM parked_lanes"):
-            lane, (reason, attempts, since, status, through, first) = row[:5], row[5:]
+            lane, (reason, attempts, since, status, through, first, overtaken) = row[:5], row[5:]
             group, *queue, key = lane
             name = LaneName(group, MessageQueue(*queue), key[1:] if key else None)
             query = f"SELECT start, offsets FROM parked_chunks WHERE {_OF_LANE} ORDER BY start"
             chunks = self._state.rows(query, lane)
             failure = Failure(reason, attempts)
-            lanes.append(SavedLane(name, failure, Millis(since), LaneStatus(status), through, first, chunks))
+            lanes.append(
+                SavedLane(name, failure, Millis(since), LaneStatus(status), through, first, bool(overtaken), chunks)
+            )
         return lanes
 
     def copies(self, name: LaneName, start: int, limit: int) -> list[tuple[int, bytes]]:
@@ -81,8 +83,8 @@ class ProgressRows:
 
 def _save_lane(db: Any, lane: SavedLane) -> None:
     id, failure = _id(lane.name), lane.failure
-    row = (*id, failure.reason, failure.attempts, lane.since, lane.status.value, lane.through, lane.first)
-    db.execute("REPLACE INTO parked_lanes VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+    state = (failure.reason, failure.attempts, lane.since, lane.status.value, lane.through, lane.first, lane.overtaken)
+    db.execute("REPLACE INTO parked_lanes VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (*id, *state))
     db.execute(f"DELETE FROM parked_chunks WHERE {_OF_LANE} AND start < ?", (*id, lane.first_chunk))
     db.execute(f"DELETE FROM parked_messages WHERE {_OF_LANE} AND value < ?", (*id, lane.first))
     db.executemany("REPLACE INTO parked_chunks VALUES (?, ?, ?, ?, ?, ?, ?)", [(*id, *each) for each in lane.chunks])

@@ -75,7 +75,7 @@ class LaneCalls:
             table = ParkedTable.decode(reply.body)
             for each in table.lanes:
                 status = LaneStatus(each.status)
-                lanes.append(ParkedAtBroker(each.key, status, each.through, each.first, each.attempts))
+                lanes.append(ParkedAtBroker(each.key, status, each.through, each.first, each.attempts, each.overtaken))
             wanted.after = table.more
             if not table.more:
                 return tuple(lanes)

@@ -396,7 +396,7 @@ class QueueReporter:
             return answer
         if isinstance(request, NextRequest):
             status, records = await self._lane_calls.next(queue, epoch, request)
-            source = assigned.source if request.may_repeat else assigned.source.of_parked_lane()
+            source = assigned.source.of_overtaken_lane() if request.overtaken else assigned.source
             messages = read_messages(source, records)
             if messages and self._options.history.on and not assigned.released:
                 first = self._place(queue, messages[0].queue_offset)
