@@ -19,7 +19,7 @@ from lanemq.pipelines.running.progress import Progress
 from lanemq.pipelines.running.runner import start
 from lanemq.pipelines.sinks.sqlite import SqliteSink
 from lanemq.pipelines.source import Topic
-from lanemq.pipelines.stages.project import Project, is_caused_by_value, without_shared_expressions
+from lanemq.pipelines.stages.project import Project, is_caused_by_value, setting
 from lanemq.testing.embedded import EmbeddedBroker
 
 NUMBER = "cast(cast(value as string) as int)"
@@ -162,6 +162,22 @@ def test_a_time_outside_the_years_1_to_9999_is_a_dead_letter_and_the_query_conti
     assert dead.rows[0][8] == f"cannot be computed: {remarks}"
 
 
+def test_expressions_follow_ansi_rules_although_the_session_does_not(
+    spark: Any, broker: EmbeddedBroker, topic: str, tmp_path: Path
+) -> None:
+    """With its older rules Spark stores null for abc and 705032704 for 5000000000."""
+    with Producer(broker.address) as producer:
+        for body in (b"1", b"abc", b"5000000000", b"2"):
+            producer.send(topic, body, key="k")
+    session, sink, dead = spark.newSession(), FakeSink(), FakeSink()
+    session.conf.set("spark.sql.ansi.enabled", "false")
+    stage = Project(["cast(cast(value as string) as bigint) as n", f"{NUMBER} as small"])
+    pipeline = Pipeline("old", Topic(broker.address, topic), stage, sink, tmp_path / "checkpoint", dead_letters=dead)
+    assert start(pipeline, session, once=True).await_end(600)
+    assert (sink.rows, [row[5] for row in dead.rows]) == ([(1, 1), (2, 2)], [b"abc", b"5000000000"])
+    assert session.conf.get("spark.sql.ansi.enabled") == "false"
+
+
 @pytest.mark.parametrize("before", ["true", "false"])
 def test_the_settings_of_the_session_are_restored(before: str) -> None:
     name = "spark.sql.subexpressionElimination.enabled"
@@ -169,7 +185,7 @@ def test_the_settings_of_the_session_are_restored(before: str) -> None:
     seen: list[str] = []
 
     def fail() -> None:
-        with without_shared_expressions(session):
+        with setting(session, name, "false"):
             seen.append(session[name])
             raise OSError("gone")
 

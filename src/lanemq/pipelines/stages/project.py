@@ -72,6 +72,7 @@ _KINDS: Final = [
 ]  # fmt: skip
 _ROW: Final = "__lanemq_row"
 _SHARING: Final = "spark.sql.subexpressionElimination.enabled"
+_ANSI: Final = "spark.sql.ansi.enabled"
 _DATA: Final = re.compile(r"SQLSTATE: 22\w{3}")
 """The class of errors that a value causes. `raise_error` is not among them: it ends the query on purpose, unless the
 value of another message failed first, because an attempt does not say why it failed."""
@@ -121,7 +122,8 @@ class Project(Stage):
         self._folder = folder
         remove_tree(folder / "work")  # rows of batches that will be repeated
         try:
-            frame = self._projected(spark.createDataFrame([], COLUMNS))
+            with setting(spark, _ANSI, "true"):
+                frame = self._projected(spark.createDataFrame([], COLUMNS))
         except Exception as error:
             if type(error).__name__ not in ("AnalysisException", "ParseException"):
                 raise
@@ -133,7 +135,11 @@ class Project(Stage):
         self.columns = tuple(name for name in COLUMNS.names if name in needed)
 
     def process(self, messages: DataFrame, batch: Batch) -> Results:
-        """Writes the rows of a batch to files."""
+        """Writes the rows of a batch to files. The session may follow Spark's older rules; expressions never do."""
+        with setting(messages.sparkSession, _ANSI, "true"):
+            return self._process(messages, batch)
+
+    def _process(self, messages: DataFrame, batch: Batch) -> Results:
         folder = self._folder / "work" / str(batch.number)
         folder.mkdir(parents=True, exist_ok=True)
         hidden = [f"{name} as {alias}" for name, alias in zip(QUEUE, _HIDDEN, strict=True)]
@@ -154,7 +160,7 @@ class Project(Stage):
     ) -> Results:
         """Computes each message separately, for a batch in which one fails. Slower, and reads the messages again."""
         try:
-            with without_shared_expressions(messages.sparkSession):
+            with setting(messages.sparkSession, _SHARING, "false"):
                 tried = _attempt_rows(messages, self._select, self._where, self.schema.names, self._limits)
                 good = _successful_rows(tried, self.schema.names, hidden)
                 files = _written(good, self.schema, folder)
@@ -365,14 +371,14 @@ def is_caused_by_value(error: BaseException) -> bool:
 
 
 @contextmanager
-def without_shared_expressions(spark: SparkSession) -> Iterator[None]:
-    """Turns off the sharing of common parts of expressions."""
-    before = spark.conf.get(_SHARING, "true")
-    spark.conf.set(_SHARING, "false")
+def setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
+    """Changes a setting of the session whose default is true."""
+    before = spark.conf.get(name, "true")
+    spark.conf.set(name, value)
     try:
         yield
     finally:
-        spark.conf.set(_SHARING, before or "true")
+        spark.conf.set(name, before or "true")
 
 
 def _attempt_rows(
