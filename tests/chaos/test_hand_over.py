@@ -75,7 +75,7 @@ def test_a_renewal_is_recorded_before_its_turns() -> None:
     assigned = assigned_queue(QUEUE, lease, LANE_TIMES, scheduler=scheduler)
     settings: Any = SimpleNamespace(group="g", history=history, clock=SimpleNamespace(now=lambda: 4, wall=lambda: 4))
     assignment = Assignment(settings, "me", lambda: None)
-    keeper = LeaseKeeper(settings, None, assignment, lambda *_: None, None)  # type: ignore[arg-type]
+    keeper = LeaseKeeper(settings, None, assignment, lambda *_: None, None, lambda *_: None)  # type: ignore[arg-type]
     keeper._set_usable_until(assigned, Millis(5))
     assert order == ["history", "scheduler"]
     keeper._set_usable_until(assigned, Millis(4))

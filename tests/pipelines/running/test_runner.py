@@ -323,7 +323,7 @@ def test_an_error_in_a_task_is_reported_by_its_last_line(
     spark: Any, broker: EmbeddedBroker, topic: str, declare: Declare
 ) -> None:
     send(broker.address, topic, range(3))
-    stage = Project(["queue_id", "raise_error(concat('no ', key)) as x"])
+    stage = Project(["queue_id", "cast(raise_error(concat('no ', key)) as string) as x"])
     with pytest.raises(PipelineFailed) as caught:
         start(declare(stage=stage), spark, once=True).await_end(600)
     assert "\n" not in str(caught.value)
