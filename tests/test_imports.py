@@ -65,7 +65,7 @@ SECONDS = {
 """CPU seconds that each may take, on a machine that needs `REFERENCE_SECONDS` for `REFERENCE`."""
 REFERENCE = "import asyncio, ssl, logging, inspect, ipaddress, typing, concurrent.futures.thread"
 REFERENCE_SECONDS = 0.045
-ROUNDS = 5
+ROUNDS = 20
 COMPILING = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 """The first run leaves byte code for the others, also if the environment of the tests forbids it."""
 
