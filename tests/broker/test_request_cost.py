@@ -170,10 +170,10 @@ def test_a_heartbeat_costs_the_same_however_many_members_its_groups_have(full: F
     full.running.call(lambda: join(range(25)))
     measured(full, RequestCode.HEART_BEAT, {}, body)  # makes the topics of the groups
     longest = float("inf")  # at the speed of an idle core; other tests may slow this one down at any moment
-    for _ in range(RUNS):
+    for _ in range(6 * RUNS):
         slow = slowness(full)
         longest = min(longest, measured(full, RequestCode.HEART_BEAT, {}, body)[0].longest / max(slow, slowness(full)))
-        if longest < LIMIT_SECONDS / 2:
+        if longest < LIMIT_SECONDS * 0.8:
             break
     print(f"heartbeat among 25 members: {longest * 1000:.1f} ms")
     assert longest < LIMIT_SECONDS
