@@ -21,7 +21,7 @@ _REAL_CLOCK = SystemClock()
 
 
 class Bell:
-    """Wakes threads that wait for a change. Whoever makes the change rings afterwards."""
+    """Wakes threads that wait for a change. The thread that makes the change rings afterwards."""
 
     def __init__(self) -> None:
         # A lock that is taken: its thread sleeps. Threads remove their own locks.

@@ -1,6 +1,6 @@
 """Moves a group from the brokers to the coordinator, and back.
 
-A move that fails half-way is repeated; until then nobody gets messages of the group.
+A move that fails half-way is repeated; until then no member gets messages of the group.
 
 In: consumption of the group is disabled at every master → offsets are read → they are on disk here with the group → its
 entry is at all name servers. Out: offsets are written at the brokers → the entry is deleted at all name servers →
@@ -113,7 +113,7 @@ class MoveHandler:
                     raise BrokerBusy(
                         ResponseCode.SYSTEM_BUSY,
                         f"group {group} is disabled at the masters, but not at the replica {replica} yet; run the "
-                        f"command again. Until then nobody gets messages of the group",
+                        f"command again. Until then no member gets messages of the group",
                     )
                 await asyncio.sleep(REPLICA_PAUSE)
 

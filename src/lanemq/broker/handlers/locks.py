@@ -167,10 +167,7 @@ class LockHandler:
             named = 0 if header.lane_keep_alive_millis is None else serial
             answer(peer, request, {} if wish is None else _answer_fields(named, member=member), encoded)
 
-        if overtaken:  # on disk before the grant: after a crash, a lane must not seem to be as it was
-            self._parts.progress_keeper.save(overtaken, lambda _: self._save(peer, request, rows, saved))
-        else:
-            self._save(peer, request, rows, saved)
+        self._save_lanes(peer, request, overtaken, lambda: self._save(peer, request, rows, saved))
         return None
 
     def _start_without_lanes(self, group: str, granted: Sequence[Lease]) -> list[SavedLane]:
@@ -179,6 +176,15 @@ class LockHandler:
         for progress in started:
             progress.forget_finished()
         return [SavedLane.of(lane) for progress in started for lane in progress.overtake_lanes()]
+
+    def _save_lanes(self, peer: Peer, request: Command, lanes: Sequence[SavedLane], then: Callable[[], None]) -> None:
+        """Call `then` once the lanes are on disk, which is before the grant: after a crash they must not seem to be as
+        they were. Answer with the error if that fails."""
+        if not lanes:
+            then()
+            return
+        keeper = self._parts.progress_keeper
+        keeper.save(lanes, lambda error: then() if error is None else answer_error(peer, request, error))
 
     def _charge_new(self, peer: Peer, request: Command, group: str, queues: Sequence[MessageQueue]) -> None:
         """Charge locks that the group never had before: they stay in memory and on disk."""

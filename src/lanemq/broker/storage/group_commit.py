@@ -130,7 +130,7 @@ class GroupCommit:
         self._waiting_before = 0
         self._last_sender = 0
         self._idle: asyncio.Event | None = None
-        """Set once nothing is pending; None if nobody waits for that."""
+        """Set once nothing is pending; None while no caller waits for that."""
         self._unsynced_since: Millis | None = None
         self._syncs = self._shared_syncs = 0
         """How many syncs there were, and during how many of those in progress the loop may write."""

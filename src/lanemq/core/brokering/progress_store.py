@@ -99,7 +99,7 @@ class QueueLog(Protocol):
 
     @property
     def has_records(self) -> bool:
-        """False: the messages are in the log of another process, which whoever gets their offsets asks itself."""
+        """False: the messages are in the log of another process. A member that gets their offsets reads them there."""
 
     def bounds(self, queue: MessageQueue) -> tuple[int, int]:
         """The first offset that is kept, and the next one to be written."""

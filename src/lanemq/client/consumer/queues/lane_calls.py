@@ -20,7 +20,7 @@ log = ClientLog(__name__)
 
 
 class LaneCalls:
-    """Requests about parked lanes to whoever coordinates a queue, under the queue's lease where they change it."""
+    """Requests about parked lanes to the queue's broker or coordinator, under its lease where they change it."""
 
     def __init__(self, group: str, calls: ConsumerCalls) -> None:
         self._group = group
