@@ -20,12 +20,16 @@ from pathlib import Path
 
 from benchmarks.peers.contenders import CONTENDERS, Contender
 from benchmarks.peers.packages import UnavailableError
+from benchmarks.peers.paths.cold_reader import cold_reader
 from benchmarks.peers.paths.consuming import consuming, slow_handler
 from benchmarks.peers.paths.footprint import disk, start_and_memory
 from benchmarks.peers.paths.growth import growth
 from benchmarks.peers.paths.latency import latency
+from benchmarks.peers.paths.many_clients import many_clients
 from benchmarks.peers.paths.sending import sending
+from benchmarks.peers.paths.sustained import sustained
 from benchmarks.peers.paths.take_over import take_over
+from benchmarks.peers.paths.ten_groups import ten_groups
 from benchmarks.peers.processes import ROOT
 from benchmarks.peers.race import FULL, QUICK, Race, Records
 from benchmarks.peers.report import publish
@@ -33,14 +37,18 @@ from benchmarks.peers.versions import MixedVersionsError, Part, code_id, kept
 
 RELAXED = {
     "disk": disk,
+    "clients": many_clients,
     "sending": sending,
     "consuming": consuming,
+    "groups": ten_groups,
     "slow": slow_handler,
     "latency": latency,
     "growth": growth,
+    "sustained": sustained,
+    "cold": cold_reader,
     "take-over": take_over,
 }
-DURABLE = {"sending": sending, "latency": latency}
+DURABLE = {"clients": many_clients, "sending": sending, "latency": latency}
 START = "start"
 """Start-up and idle memory: each server by itself."""
 GROUPS = (*RELAXED, START)

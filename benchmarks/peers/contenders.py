@@ -78,7 +78,8 @@ CONTENDERS = (
         "confluent-kafka 2.16.1, idempotent producer, a queue for all messages of a round; `produce` + `flush` with "
         "linger 0 (one at a time), a delivery callback each with `poll` every 100 messages (pipelined) and "
         "`produce_batch` of 1,000 (batches), both with the default linger of 5 ms; `AIOProducer` with its defaults "
-        "(1,000 messages or a second); `consume(1000)` with automatic commits and `fetch.queue.backoff.ms=10`",
+        "(1,000 messages or a second); a producer for each of 50 threads; `consume(1000)` with automatic commits and "
+        "`fetch.queue.backoff.ms=10`",
         ways=(*BLOCKING, "async pipelined"),
     ),
     Contender(
@@ -91,6 +92,16 @@ CONTENDERS = (
         reads=False,
         paces=False,
         takes_over=False,
+    ),
+    Contender(
+        "confluent-kafka (prefetch)",
+        KafkaServer,
+        _python("confluent"),
+        "the same consumer with `queued.min.messages=200000` and room for them; reading only",
+        options={"prefetch": 200_000},
+        paces=False,
+        takes_over=False,
+        grows=True,
     ),
     Contender(
         "aiokafka",

@@ -59,8 +59,16 @@ class Limit:
 CONFLUENT = ("confluent-kafka",)
 LINGERING = (*CONFLUENT, "confluent-kafka (linger 50)")
 """With its default settings and with larger batches; the better one counts."""
+READING = (*CONFLUENT, "confluent-kafka (prefetch)")
+"""With its default settings and with a larger queue of its own; the better one counts."""
 GOALS = (
-    Goal("consume, handler uses event and message", "consume", CONFLUENT, 1.0),
+    Goal("50 clients, one send at a time each", "send clients", CONFLUENT, 1.0, modes=BOTH),
+    Goal("50 clients, one send at a time each", "send clients", ("Redis Streams",), 0.6, modes=BOTH),
+    Goal("50 clients, p99 of a send", "send clients", CONFLUENT, 1.0, tail=True, modes=BOTH),
+    Goal("batches, 2 GB and more", "send sustained", LINGERING, 1.0),
+    Goal("consume, handler uses event and message", "consume", READING, 0.8),
+    Goal("consume, 10,000 keys", "consume, 10000 keys", READING, 0.6, sizes=(100,)),
+    Goal("ten groups read one topic", "ten groups", READING, 1.0, sizes=(100,)),
     Goal("consume, handler uses event and message", "consume", ("aiokafka",), 5.0),
     Goal("`submit` with a future each", "send pipelined", LINGERING, 1.2, modes=BOTH),
     Goal("`send_many`", "send batch", LINGERING, 1.2, modes=BOTH, also=("send pipelined",)),
@@ -79,7 +87,7 @@ GOALS = (
 FLATS = (
     Flat("`send_many` over 1 to 1,000 queues", tuple(f"send batch, {number} queues" for number in BY_QUEUES)),
     Flat("`submit` over 1 to 1,000 queues", tuple(f"send pipelined, {number} queues" for number in BY_QUEUES)),
-    Flat("consume, 10,000 to 1,000,000 keys", tuple(f"consume, {number} keys" for number in BY_KEYS)),
+    Flat("consume, 100 to 1,000,000 keys", tuple(f"consume, {number} keys" for number in BY_KEYS)),
 )
 LIMITS = (Limit("bytes on disk for a message of 100 B", "disk", 100, 200),)
 
@@ -186,4 +194,4 @@ def _value(figure: Figure, goal: Goal) -> float:
 
 
 def _wants_less(goal: Goal) -> bool:
-    return goal.path.startswith(("latency", "take-over"))
+    return goal.tail or goal.path.startswith(("latency", "take-over"))

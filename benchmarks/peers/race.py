@@ -34,8 +34,12 @@ class Scale:
     """Length of a timed read; as many messages are stored as a contender reads in that time."""
     read: int
     """At most so many."""
+    sustained_bytes: int
+    """What sustained sends store, at least."""
     keys: tuple[int, ...]
     """Numbers of keys over which the cost of reading must not grow."""
+    cold: int
+    """Messages of 1 KB that are read while they are not in the page cache."""
     stored: int
     """Messages whose bytes on disk are counted."""
     slow: int
@@ -53,7 +57,9 @@ FULL = Scale(
     growth=200_000,
     read_ms=2_000,
     read=3_000_000,
-    keys=(10_000, 100_000, 1_000_000),
+    sustained_bytes=2_000_000_000,
+    keys=(100, 10_000, 100_000, 1_000_000),
+    cold=1_000_000,
     stored=200_000,
     slow=400,
     latency_ms=3_000,
@@ -68,7 +74,9 @@ QUICK = replace(
     growth=10_000,
     read_ms=200,
     read=50_000,
-    keys=(10_000,),
+    sustained_bytes=4_000_000,
+    keys=(100, 10_000),
+    cold=20_000,
     stored=10_000,
     slow=100,
     latency_ms=500,

@@ -24,6 +24,7 @@ SHORT_SECONDS = 1.5
 GROWTH = (" queues", " keys")
 """How the paths end whose cost must not grow; they have a table of their own."""
 WAYS = {
+    "send clients": "50 clients (5 processes of 10 threads), one send at a time each",
     "send one": "one send at a time",
     "send pipelined": "pipelined, a future or callback each",
     "send batch": "batches",
@@ -31,8 +32,11 @@ WAYS = {
     "send async pipelined": "async, a future each",
     "send async tasks": "async, 1,000 tasks that each wait",
     "send async batch": "async, batches",
+    "send sustained": "batches, 2 GB and more",
     "consume": "consume in order, handler uses key, event and position",
+    "ten groups": "ten groups read one topic",
     "slow handler": "5 ms handler, 1,000 keys, one queue",
+    "cold reader": "end to end at 1,000/s beside a reader of old messages",
     "take-over kill": "take-over after kill -9",
     "take-over freeze": "take-over from a frozen member",
     "start-up": "start-up of the server",
@@ -81,7 +85,7 @@ def title(case: Case) -> str:
     """The path in words, with what distinguishes it."""
     path, comma, number = case.path.partition(", ")
     name = WAYS.get(path, path.replace("latency ", "end to end at ").replace("000/s", ",000/s"))
-    if path.startswith("latency"):
+    if path.startswith(("latency", "cold")):
         name += ", p50 / p99"
     if comma:
         count, what = number.split()
@@ -92,10 +96,12 @@ def title(case: Case) -> str:
 
 def shown(figure: Figure) -> str:
     """The median with its unit, and the best round in brackets where rounds differ."""
+    if figure.unit == "msg/s":
+        tail = f", p99 {_short(figure.more['p99'])} ms" if "p99" in figure.more else ""
+        wait = f", disk {figure.more['disk_wait']:.0%}" if "disk_wait" in figure.more else ""
+        return f"{figure.value:,.0f} ({figure.best:,.0f}){tail}{wait}"
     if "p99" in figure.more:
         return f"{_short(figure.value)} / {_short(figure.more['p99'])} ms"
-    if figure.unit == "msg/s":
-        return f"{figure.value:,.0f} ({figure.best:,.0f})"
     return f"{figure.value:,.4g} {figure.unit}"
 
 
@@ -163,6 +169,7 @@ def _about(measured: dict[Case, Figure], records: list[dict[str, Any]], names: l
         "not count; its verdict stands in the table.",
         "- End to end: messages are sent by a schedule that waits for nothing, timed from the moment they are due, "
         "without the first 1.5 s.",
+        "- Sustained batches: *disk* is the share of the time in which all processes with work waited for the disk.",
         *_lengths(measured),
         "- A dash: the client has no such form, or it was not measured.",
         *busy(loads, os.cpu_count() or 1),

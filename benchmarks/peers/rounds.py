@@ -16,7 +16,9 @@ BESIDE = (
     "jvm_cpu_us",
     "python_cpu_us",
     "seconds",
+    "p50",
     "p99",
+    "disk_wait",
     "worst",
     "repeats",
 )

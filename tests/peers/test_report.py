@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 from benchmarks.peers.goals import FLATS, judged, table
-from benchmarks.peers.report import BEGIN, END, behind, busy, replaced, section
-from benchmarks.peers.rounds import figures, troubles
+from benchmarks.peers.report import BEGIN, END, behind, busy, replaced, section, shown
+from benchmarks.peers.rounds import Case, figures, troubles
 
 
 def record(contender: str, value: float, **more: Any) -> dict[str, Any]:
@@ -106,7 +106,7 @@ CONSUME = "consume, handler uses event and message, 100 B"
 def test_a_goal_is_judged_by_the_rival_that_it_names() -> None:
     rounds = 3 * [record("LaneMQ", 100.0), record("confluent-kafka", 80.0), record("aiokafka", 50.0)]
     assert rows(rounds) == {
-        f"{CONSUME} ≥ 1× confluent-kafka": ("1.25×", "yes"),
+        f"{CONSUME} ≥ 0.8× confluent-kafka": ("1.25×", "yes"),
         f"{CONSUME} ≥ 5× aiokafka": ("2.00×", "no"),
     }
 
@@ -115,13 +115,13 @@ def test_a_goal_is_not_reached_by_fewer_than_three_rounds() -> None:
     two = 2 * [record("LaneMQ", 100.0), record("confluent-kafka", 80.0), record("aiokafka", 50.0)]
     assert list(rows(two).values()) == [("1.25×", "only 2 rounds"), ("2.00×", "no (only 2 rounds)")]
     three_of_ours = [*two, record("LaneMQ", 100.0)]
-    assert rows(three_of_ours)[f"{CONSUME} ≥ 1× confluent-kafka"] == ("1.25×", "only 2 rounds")
+    assert rows(three_of_ours)[f"{CONSUME} ≥ 0.8× confluent-kafka"] == ("1.25×", "only 2 rounds")
 
 
 def test_a_goal_is_not_reached_if_a_round_of_ours_lost_messages() -> None:
     rounds = 4 * [record("LaneMQ", 100.0), record("confluent-kafka", 80.0)]
     rounds.append(record("LaneMQ", 100.0, verdict="lost 3 of 100,000"))
-    assert rows(rounds) == {f"{CONSUME} ≥ 1× confluent-kafka": ("1.25×", "no: lost 3 of 100,000 (1 of 5 rounds)")}
+    assert rows(rounds) == {f"{CONSUME} ≥ 0.8× confluent-kafka": ("1.25×", "no: lost 3 of 100,000 (1 of 5 rounds)")}
 
 
 def test_send_many_is_compared_with_the_faster_of_two_ways_to_send() -> None:
@@ -129,6 +129,22 @@ def test_send_many_is_compared_with_the_faster_of_two_ways_to_send() -> None:
     rounds = 3 * [ours, theirs, record("confluent-kafka (linger 50)", 110.0, path="send pipelined")]
     rival = "confluent-kafka (linger 50), a callback each"
     assert rows(rounds) == {f"`send_many`, 100 B ≥ 1.2× {rival}": ("1.09×", "no")}
+
+
+def test_a_tail_beside_a_rate_is_shown_and_less_of_it_is_better() -> None:
+    clients: dict[str, Any] = {"path": "send clients", "unit": "msg/s"}
+    rounds = 3 * [record("LaneMQ", 60.0, p99=9.0, **clients), record("confluent-kafka", 100.0, p99=6.0, **clients)]
+    assert rows(rounds) == {
+        "50 clients, one send at a time each, 100 B ≥ 1× confluent-kafka": ("0.60×", "no"),
+        "50 clients, p99 of a send, 100 B ≤ 1× confluent-kafka": ("1.50×", "no"),
+    }
+    ours = figures(rounds)[Case("send clients", "relaxed", 100, "LaneMQ")]
+    assert shown(ours) == "60 (60), p99 9 ms"
+
+
+def test_a_consumer_with_better_settings_is_the_rival() -> None:
+    rounds = 3 * [record("LaneMQ", 60.0), record("confluent-kafka", 80.0), record("confluent-kafka (prefetch)", 100.0)]
+    assert rows(rounds) == {f"{CONSUME} ≥ 0.8× confluent-kafka (prefetch)": ("0.60×", "no")}
 
 
 def test_a_tail_is_judged_by_the_best_of_the_others() -> None:
@@ -142,7 +158,7 @@ def test_a_cost_that_must_not_grow_is_judged_by_its_largest_and_smallest(
     last: float, growth: str, reached: str
 ) -> None:
     flat = FLATS[-1]
-    costs = [1.2, 1.0, last]  # of the client; the server's 0.5 is added
+    costs = [1.2, 1.0, 1.1, last]  # of the client; the server's 0.5 is added
     rounds = 3 * [
         record("LaneMQ", 1.0, path=path, client_cpu_us=cost) for path, cost in zip(flat.paths, costs, strict=True)
     ]
@@ -152,5 +168,5 @@ def test_a_cost_that_must_not_grow_is_judged_by_its_largest_and_smallest(
 
 def test_goals_that_were_not_measured_say_so() -> None:
     text = table(judged(figures([record("LaneMQ", 100.0)])))
-    assert f"| {CONSUME} | ≥ 1× confluent-kafka | – | no figure of confluent-kafka |" in text
+    assert f"| {CONSUME} | ≥ 0.8× confluent-kafka | – | no figure of confluent-kafka |" in text
     assert "| bytes on disk for a message of 100 B | ≤ 200 | – | no figure of LaneMQ |" in text

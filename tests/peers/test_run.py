@@ -8,8 +8,12 @@ from typing import Any
 import pytest
 from benchmarks.peers.__main__ import available
 from benchmarks.peers.contenders import CONTENDERS, OURS, Contender
+from benchmarks.peers.paths.cold_reader import cold_reader
 from benchmarks.peers.paths.consuming import consuming, slow_handler
+from benchmarks.peers.paths.many_clients import many_clients
 from benchmarks.peers.paths.sending import sending
+from benchmarks.peers.paths.sustained import sustained
+from benchmarks.peers.paths.ten_groups import ten_groups
 from benchmarks.peers.processes import ClientFailed, PeerServer
 from benchmarks.peers.race import QUICK, Entrant, Race, Records
 from interop.maven import UnavailableError
@@ -87,11 +91,12 @@ def test_each_round_begins_with_another_contender(tmp_path: Path) -> None:
 @pytest.mark.extended
 def test_lanemq_passes_its_own_run(tmp_path: Path) -> None:
     records = Records(tmp_path / "rounds.jsonl")
-    scale = replace(QUICK, send_ms=20, read=2_000, read_ms=20, slow=10)
+    scale = replace(QUICK, send_ms=20, read=2_000, read_ms=20, slow=10, sustained_bytes=400_000, cold=1_000)
     with Race([OWN], CONTENDERS, scale, records).running(durable=False) as race:
-        for path in (sending, consuming, slow_handler):
+        for path in (sending, consuming, slow_handler, many_clients, sustained, ten_groups, cold_reader):
             path(race)
     records.close()
     measured = lines(tmp_path / "rounds.jsonl")
-    assert [each["path"] for each in measured] == [*(f"send {way}" for way in OWN.ways), "consume", "slow handler"]
+    others = ["consume", "slow handler", "send clients", "send sustained", "ten groups", "cold reader"]
+    assert [each["path"] for each in measured] == [*(f"send {way}" for way in OWN.ways), *others]
     assert {each["verdict"] for each in measured} == {"pass"}

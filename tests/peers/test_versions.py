@@ -47,4 +47,4 @@ def test_a_run_measures_the_chosen_paths() -> None:
 def test_an_unknown_path_is_refused_with_those_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         _options(["--paths", "latencies"])
-    assert "no paths called latencies: choose from disk, sending" in capsys.readouterr().err
+    assert "no paths called latencies: choose from disk, clients, sending" in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """Apache Kafka with confluent-kafka: idempotent producer (the setting that keeps order), `consume(1000)` loop."""
 
 import asyncio
+import functools
 from typing import Any
 
 import msgspec
@@ -12,6 +13,8 @@ from benchmarks.peers.clients.job import Job, parts
 from benchmarks.peers.order import Messages
 
 BATCH = 1_000
+OWN_SENDERS = True
+"""`flush` waits for the messages of all threads, so each thread has a producer of its own."""
 POLL_EVERY = 100
 """Messages between two calls of `poll`, which runs the delivery callbacks: fewer calls, less CPU time."""
 
@@ -36,10 +39,13 @@ class sender:  # noqa: N801 - a context manager, used as a function
     def __init__(self, job: Job) -> None:
         self._topic = job.topic
         self._single = Producer(_settings(job, **{"linger.ms": 0}))
-        linger = job.number("linger_ms", 0)
-        larger = {"linger.ms": linger, "batch.num.messages": 100_000} if linger else {}
-        self._bulk = Producer(_settings(job, **larger))
+        self._linger, self._job = job.number("linger_ms", 0), job
         self._failed: list[Any] = []
+
+    @functools.cached_property
+    def _bulk(self) -> Any:
+        larger = {"linger.ms": self._linger, "batch.num.messages": 100_000} if self._linger else {}
+        return Producer(_settings(self._job, **larger))
 
     def __enter__(self) -> "sender":
         return self
@@ -109,10 +115,16 @@ class async_sender:  # noqa: N801
 
 
 def consume(job: Job, handle: Any) -> None:
-    settings = {"bootstrap.servers": job.address, "group.id": job.group, "auto.offset.reset": "earliest"}
+    settings: dict[str, Any] = {
+        "bootstrap.servers": job.address,
+        "group.id": job.group,
+        "auto.offset.reset": "earliest",
+    }
     settings["fetch.queue.backoff.ms"] = 10  # by default a reader that caught up with its own queue pauses for a second
     if session := job.number("session_ms", 0):
         settings |= {"session.timeout.ms": session, "heartbeat.interval.ms": session // 3}
+    if prefetch := job.number("prefetch", 0):
+        settings |= {"queued.min.messages": prefetch, "queued.max.messages.kbytes": 1_048_576}
     # `consume(n)` waits for n messages or its timeout, which suits a backlog; `consume(1)` suits messages as they come.
     many = BATCH if job.text("do") == "read" and not job.number("handler_ms", 0) else 1
     decode = msgspec.json.decode

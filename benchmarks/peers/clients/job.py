@@ -76,4 +76,5 @@ class Stopwatch:
     def stop(self) -> dict[str, float]:
         seconds = time.perf_counter() - self._wall
         client = time.process_time() - self._client
-        return {"seconds": seconds, "client_cpu": client, "server_cpu": cpu_seconds(self._pids) - self._server}
+        server = cpu_seconds(self._pids) - self._server
+        return {"began": self._wall, "seconds": seconds, "client_cpu": client, "server_cpu": server}

@@ -13,12 +13,14 @@ A contender's module offers:
 """
 
 import asyncio
+import contextlib
 import gc
 import itertools
 import os
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -32,6 +34,8 @@ WARM_UP_SHARE = 8
 LEAST, MOST, MOST_BYTES = 200, 3_000_000, 1_500_000_000
 """Messages of a timed round. They are made before the clock starts, so memory limits how many there can be."""
 TASKS = 1_000
+CLIENT_KEYS = 2
+"""Keys of each client that sends one message after the other."""
 QUIET_SECONDS = 30.0
 """A reader that has got nothing new for so long ends with the verdict on what it has."""
 FIRST_SHARE = 4
@@ -42,7 +46,15 @@ PROBES = 64
 
 
 def run(client: ModuleType, job: Job) -> None:
-    roles = {"fill": _fill, "send": _send, "read": _read, "pace": _pace, "listen": _listen, "member": _member}
+    roles = {
+        "fill": _fill,
+        "send": _send,
+        "clients": _clients,
+        "read": _read,
+        "pace": _pace,
+        "listen": _listen,
+        "member": _member,
+    }
     if job.text("do") == "create":
         client.create(job)
     else:
@@ -181,6 +193,53 @@ class WarmUp:
         wanted = self._target if self.is_over else 1.5 * self._target / WARM_UP_SHARE
         worth = int(self.count / max(seconds, 1e-6) * wanted)
         self.count = min(self._most, max(LEAST, worth if self.is_over else max(worth, 2 * self.count)))
+
+
+# many clients
+
+
+def _clients(client: ModuleType, job: Job) -> None:
+    """`threads` clients, each with keys of its own, send one message after the other for `ms` milliseconds.
+
+    Says `ready` when each has sent a message, and starts when the file `go` appears. Threads share a sender, or have
+    one each where the client says `OWN_SENDERS`, because its call waits for the messages of all threads.
+    """
+    threads, seconds, go = job.number("threads"), job.number("ms") / 1000, Path(job.text("go"))
+    with contextlib.ExitStack() as stack:
+        own = getattr(client, "OWN_SENDERS", False)
+        senders = [stack.enter_context(client.sender(job)) for _ in range(threads if own else 1)]
+        made = [
+            Numbered(CLIENT_KEYS, job.number("size"), f"client{job.text('process')}x{thread}")
+            for thread in range(threads)
+        ]
+        started, watch = threading.Event(), Stopwatch(job.server_pids)
+
+        def one_client(thread: int) -> list[int]:
+            send, delays = senders[thread % len(senders)].send, list[int]()
+            send(*made[thread].messages(1)[0])
+            ready.wait()
+            started.wait()
+            until = time.perf_counter() + seconds
+            began = 0.0
+            while began < until:
+                key, value = made[thread].messages(1)[0]
+                began = time.perf_counter()
+                send(key, value)
+                delays.append(int((time.perf_counter() - began) * 1e6))
+            return delays
+
+        ready = threading.Barrier(threads + 1)
+        with ThreadPoolExecutor(threads) as pool:
+            running = [pool.submit(one_client, thread) for thread in range(threads)]
+            ready.wait(60)
+            say(ready=True)
+            while not go.exists():
+                time.sleep(0.001)
+            watch.start()
+            started.set()
+            delays = [delay for each in running for delay in each.result()]
+        sent = sum(numbered.made for numbered in made)
+        say(count=len(delays), sent=sent, delays_us=delays, **watch.stop())
 
 
 # read

@@ -9,7 +9,7 @@ from benchmarks.peers.paths.consuming import filled
 from benchmarks.peers.race import Race
 
 BY_QUEUES = (1, 10, 100, 1_000)
-BY_KEYS = (10_000, 100_000, 1_000_000)
+BY_KEYS = (100, 10_000, 100_000, 1_000_000)
 SIZE, SEND_KEYS = 100, 10_000
 WAYS = ("pipelined", "batch")
 PER_KEY = 2
@@ -22,7 +22,7 @@ def growth(race: Race) -> None:
 
 
 def _by_queues(race: Race) -> None:
-    who = [each for each in race.entrants if each.contender.grows]
+    who = [each for each in race.entrants if each.contender.grows and each.contender.ways]
     for queues in BY_QUEUES:
         paths = [f"send {way}, {queues} queues" for way in WAYS]
         for number, each in race.turns(who):

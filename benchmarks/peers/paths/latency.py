@@ -23,11 +23,13 @@ def latency(race: Race) -> None:
         cases += [(rate, small) for rate in others] + [(first, size) for size in larger]
     for rate, size in cases:
         for number, each in race.turns(who):
-            with race.attempt(each, f"latency {rate}/s", bytes=size, round=number):
-                _round(race, each, rate, size, number)
+            path = f"latency {rate}/s"
+            with race.attempt(each, path, bytes=size, round=number):
+                measured(race, each, path, rate, size, number)
 
 
-def _round(race: Race, each: Entrant, rate: int, size: int, number: int) -> None:
+def measured(race: Race, each: Entrant, path: str, rate: int, size: int, number: int) -> None:
+    """One round, recorded under this path."""
     count = rate * (WARM_UP_MS + race.scale.latency_ms) // 1_000
     topic = each.topic()
     each.fill(topic, PROBES, size, PROBES, prefix="probe")
@@ -38,7 +40,7 @@ def _round(race: Race, each: Entrant, rate: int, size: int, number: int) -> None
         line = listener.lines(90)[-1]
     finally:
         listener.close()
-    path, more = f"latency {rate}/s", {"bytes": size, "round": number, "verdict": line["verdict"]}
+    more = {"bytes": size, "round": number, "verdict": line["verdict"]}
     if line["verdict"] != PASS:
         race.wrong(path, each, **more)
         return
