@@ -7,10 +7,11 @@ import threading
 from typing import Any
 
 import pytest
-from tests.client.fake_broker import FakeBroker, serving
+from tests.client.fake_broker import FakeBroker, Fault, serving
 from tests.client.producer.producers import Blocking
 from tests.client.producer.test_inbox import Busy, left, stored, warmed
 
+from lanemq.background_log import LINES
 from lanemq.client.codec import JsonCodec
 from lanemq.model.errors import RequestTimedOut, UsageError
 from lanemq.net.blocking import ClientThread
@@ -140,3 +141,20 @@ def test_what_is_left_counts_as_in_the_buffer(broker: FakeBroker) -> None:
         *futures, refused = outcomes
         assert "the buffer of 200000 bytes stayed full" in str(refused)
         assert [future.result(60).offset for future in futures] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_refusal_after_send_oneway_has_returned_is_in_the_log(
+    broker: FakeBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    def holds_the_lock() -> None:
+        thread = threading.Thread(target=lambda: producer.send_oneway("orders", 1, key="k"))
+        thread.start()
+        thread.join(30)
+
+    with Blocking(broker.address, max_body_bytes=100) as producer:
+        warmed(producer)
+        broker.faults = lambda header, number: Fault.REFUSE
+        assert producer.submit("orders", 0, key="k").exception(60)
+        producer.producer._locked(holds_the_lock)
+        LINES.drain(30)
+    assert "a message of send_oneway was not sent: an earlier message of key 'k'" in caplog.text
