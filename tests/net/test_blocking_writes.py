@@ -167,8 +167,9 @@ def test_an_interrupted_request_closes_its_connection(deaf: Address) -> None:
         connection.request(Command(2, 0), timeout=60)
 
 
+@pytest.mark.usefixtures("_interrupted_soon")
 def test_an_exception_behind_the_lock_of_writers_does_not_leave_it_locked(
-    deaf: Address, monkeypatch: pytest.MonkeyPatch, _interrupted_soon: None
+    deaf: Address, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The signal comes while the lock is taken, so its handler runs as soon as the interpreter lets it."""
     signal.setitimer(signal.ITIMER_REAL, 0)
