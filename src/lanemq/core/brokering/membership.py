@@ -69,7 +69,7 @@ class GroupSubscription(NamedTuple):
     @property
     def bytes(self) -> int:
         """About how much memory it takes. One of 128 KiB with short tags takes megabytes."""
-        tags = sum(TAG_BYTES + len(tag) for tag in self.tags)
+        tags = TAG_BYTES * len(self.tags) + sum(map(len, self.tags)) if self.tags else 0
         return SUBSCRIPTION_BYTES + len(self.expression) + tags + CODE_BYTES * len(self.tag_codes)
 
 
@@ -254,10 +254,14 @@ class _Group:
         for topic, subscription in mine.items():
             if subscription.ordered is not None:
                 other = not subscription.ordered
-                if self.kinds.get((topic, other), 0) > (topic in own and own[topic].ordered is other):
+                others = self.kinds.get((topic, other), 0)
+                if others and others > (topic in own and own[topic].ordered is other):
                     return True
+        if not self.only:
+            return False
         kind = _only_kind(mine.values())
-        return kind is not None and self.only.get(not kind, 0) > (_only_kind(own.values()) is (not kind))
+        others = 0 if kind is None else self.only.get(not kind, 0)
+        return others > 0 and others > (_only_kind(own.values()) is (not kind))
 
     @property
     def has_concurrent(self) -> bool:
@@ -411,7 +415,8 @@ class Membership:
             known = self._groups.get(name)
             held = {} if known is None else known.topics.get(client_id, {})
             for each in {each.topic: each for each in beat.subscriptions}.values():
-                total += max(each.bytes, held[each.topic].bytes) if each.topic in held else each.bytes
+                now = held.get(each.topic, each)
+                total += each.bytes if now == each else max(each.bytes, now.bytes)
             paid_by, paid = self._payers.get((name, client_id), (payer, 0))
             if paid_by == payer:
                 total -= paid
@@ -695,7 +700,10 @@ class Membership:
 
     def _pay(self, group: str, client_id: str, payer: str, size: int) -> None:
         """Set who pays for the subscriptions of a client, and how much."""
-        before, paid = self._payers.pop((group, client_id), (payer, 0))
+        before, paid = self._payers.get((group, client_id), (payer, 0))
+        if (before, paid) == (payer, size):
+            return
+        self._payers.pop((group, client_id), None)
         if paid:
             _add(self._paid, before, -paid)
         if size:
