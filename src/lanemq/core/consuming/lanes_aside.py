@@ -176,7 +176,7 @@ class _LaneAside(Generic[M]):
         self.status = status
         self.broker_has = broker_has
         self.on_timer = False
-        # As a former owner left it (see `ParkedAtBroker`): messages up to `through` do not run when they are pulled again.
+        # As a former owner left it (`ParkedAtBroker`): messages up to `through` do not run when they are pulled again.
         self.through = through
         self.overtaken = overtaken
         # The offset of its first message, if that is held.
