@@ -154,14 +154,6 @@ class Quotas:
     def charged(self, quota: Quota, party: str) -> int:
         return self._sums.get((quota, party), 0)
 
-    def _check(self) -> None:
-        sums: dict[tuple[Quota, str], int] = {}
-        for quota, held in self._held.items():
-            for party, count in held.values():
-                sums[quota, party] = sums.get((quota, party), 0) + count
-        assert sums == self._sums
-        assert all(self.over(quota, party, count) is None for (quota, party), count in sums.items())
-
 
 class GroupUse:
     """When each group was used last, so that unused ones can be forgotten. Times are monotonic."""

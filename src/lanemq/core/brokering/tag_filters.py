@@ -114,13 +114,6 @@ class TopicFilters:
         largest = max(filters, key=_width) if lost is None else lost
         return sum(self.counts.get(each, 0) + self.stock.get(each, 0) for each in filters if each != largest)
 
-    def check(self) -> None:
-        assert all(count > 0 for count in (*self.counts.values(), *self.stock.values()))
-        assert (self.widest is None) is (not self.counts)
-        if self.widest is not None:
-            assert self.widest in self.counts
-            assert all(compare(each, self.widest) is not Relation.WIDER for each in self.counts)
-
 
 class LostFilters:
     """The filters of a group's members for a topic that were lost: they did not say that they leave."""
