@@ -37,7 +37,7 @@ def _lock_table(table: LockTable) -> None:
     ]
     assert sorted(indexed) == sorted((entry.owner, key) for key, entry in owned.items())
     assert all(table._by_owner.values())
-    assert table._keep_alives.known() <= table._by_owner.keys()
+    assert {*table._keep_alives._serials, *table._keep_alives._seen} <= table._by_owner.keys()
     assert all(topics and all(topics.values()) for topics in table._groups.values())
     assert table._counts == {group: len(list(table._entries(group))) for group in table._groups}
     assert all(group in table._groups_of[topic] for group, topics in table._groups.items() for topic in topics)
