@@ -120,7 +120,7 @@ class GroupHandler:
         try:
             beat = self._checked(peer, request)
         except LaneError as error:
-            # The client may show nothing of it, and would only seem to receive no messages.
+            # The client may not show the error: it would only seem to receive no messages.
             client = f"{request.language[:32]} client at {peer.remote.host}"
             self._warnings.warn(peer.remote.host, f"a heartbeat of a {client} is refused: {error}")
             raise

@@ -44,7 +44,7 @@ class QueryHandler:
     def __init__(self, parts: BrokerContext) -> None:
         self._parts = parts
         self._searches = FairQueue[_Search]()
-        """Those that wait."""
+        """The searches that wait for the one that runs."""
         self._searching = False
 
     def table(self) -> dict[int, Handler]:
@@ -95,7 +95,7 @@ class QueryHandler:
         self._next_search()
 
     def _next_search(self) -> None:
-        """Give the next search to its thread, one at a time, so that the others wait where turns are taken."""
+        """Start the next search unless one runs. The others wait in the fair queue, not at the thread."""
         search = None if self._searching else self._searches.next()
         if search is None:
             return

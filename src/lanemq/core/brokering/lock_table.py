@@ -413,7 +413,10 @@ class LockTable:
                 self._extend_deadline(entry, row.lease_ms, now)  # its own timeout is not saved
 
     def in_steps(self, group: str | None, *, now: Millis) -> Iterator[tuple[str, Lease | None]]:
-        """The live leases of a group, or of all; None stands for one that is not. The table may change in between."""
+        """The live leases of a group, or of all groups; None in place of every lease that has ended.
+
+        The table may change in between.
+        """
         for name in tuple(self._groups) if group is None else (group,):
             for entry in tuple(self._entries(name)):
                 yield name, entry.lease() if entry.live(now) else None

@@ -133,7 +133,7 @@ _Member: TypeAlias = tuple[ConnectionId, str]
 
 
 class _Expiry:
-    """How long a member may be silent on one connection, and until when it is a member if it stays silent."""
+    """How long a member may be silent on one connection, and when it stops being a member if it stays silent."""
 
     __slots__ = ("after", "at", "extended", "serial")
 
@@ -163,11 +163,11 @@ class _Group:
     subscribers: dict[str, int] = field(default_factory=dict)
     """Topic → how many members subscribe to it."""
     sizes: dict[int, int] = field(default_factory=dict)
-    """How many members have so many topics."""
+    """Number of topics → how many members have that many."""
     kinds: dict[tuple[str, bool], int] = field(default_factory=dict)
-    """Topic, and whether in order → how many members consume it so."""
+    """(topic, ordered) → how many members consume it that way."""
     only: dict[bool, int] = field(default_factory=dict)
-    """How many members consume all their topics in order, and how many none of them."""
+    """How many members consume all their topics in order (True), and how many none of them (False)."""
     filters: dict[str, TopicFilters] = field(default_factory=dict)
     """Topic → the tag filters of its members; none is empty."""
 

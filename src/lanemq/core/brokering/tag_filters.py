@@ -103,7 +103,7 @@ class TopicFilters:
 
     @property
     def mixed(self) -> bool:
-        """Whether not all members have the same filter."""
+        """Whether members have different filters."""
         return len(self.counts) + len(self.stock) > 1 and (
             len(self.counts) != 1 or self.counts.keys() != self.stock.keys()
         )

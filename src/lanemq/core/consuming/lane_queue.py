@@ -54,7 +54,7 @@ class MemberProgress(NamedTuple):
 
 
 class LaneQueue(RunPermit, Generic[M]):
-    """One assignment of one queue. `offered` is called when a lane may run that no run or timer has brought back."""
+    """One assignment of one queue. `offered` is called when a lane that was set aside may run."""
 
     def __init__(
         self,

@@ -36,7 +36,7 @@ from lanemq.core.lane_status import MAX_GIVEN, MAX_PARKED, Failure, LaneStatus
 from lanemq.model.units import Millis
 
 NO_ANSWER_PAUSE = Millis(1_000)
-"""Pause after a request that failed: the broker is away, or the lease was lost, which its renewal will show."""
+"""Pause after a request that failed: the broker is away, or the lease was lost; then its renewal fails, too."""
 FULL_PAUSE = Millis(30_000)
 """Pause after the broker did not take everything; its limits may be raised, or lanes discarded, in the meantime."""
 NOTHING_DONE = -1

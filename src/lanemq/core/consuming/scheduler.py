@@ -67,7 +67,7 @@ class LaneChanges(NamedTuple):
     """What happened since the last time: who should look again."""
 
     arrived: int
-    """Messages that were put; as many lanes may be ready."""
+    """How many messages were added. At most as many lanes became ready."""
     workers: int
     """Number of workers that should look for work beside those that new messages need."""
     queues: Sequence[MessageQueue]
