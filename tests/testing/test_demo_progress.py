@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from lanemq.testing.demo.progress import BarProgress, LineProgress, CountedPhase, progress_on
+from lanemq.testing.demo.progress import BarProgress, CountedPhase, LineProgress, progress_on
 
 PHASES = (CountedPhase("sent", 2_000), CountedPhase("in table", 10))
 

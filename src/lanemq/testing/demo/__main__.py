@@ -24,7 +24,7 @@ from lanemq.testing.demo.plan import (
     checkpoint_folder,
     table_folder,
 )
-from lanemq.testing.demo.progress import BarProgress, LineProgress, CountedPhase, progress_on
+from lanemq.testing.demo.progress import BarProgress, CountedPhase, LineProgress, progress_on
 from lanemq.testing.demo.result import compare, read_rows, rows_in
 from lanemq.testing.demo.run import DemoRun, start_broker, start_console, until
 from lanemq.testing.order_life import OrderEvent, order_events, order_truth
