@@ -155,11 +155,11 @@ class BrokerOptions:
         for each in fields(self):
             if each.name in ("monitor_required", "origins"):
                 continue  # not options by themselves: they say how others were chosen
-            given = getattr(self, each.name)
-            value = in_force.get(each.name, given)
+            chosen = getattr(self, each.name)
+            value = in_force.get(each.name, chosen)
             default = each.default_factory() if each.default_factory is not MISSING else each.default
             text = "" if value is None else str(value.cert) if isinstance(value, ServerTls) else str(value)
-            is_set = given != default and (each.name != "monitor" or self.monitor_required)
+            is_set = chosen != default and (each.name != "monitor" or self.monitor_required)
             by_itself = UNKNOWN_ORIGIN if is_set and not self.origins else ""
             options[each.name] = text, self.origins.get(each.name, by_itself)
         return options

@@ -158,16 +158,16 @@ class Coordinator:
 
     async def _entries(self, link: ClusterLink) -> list[str]:
         """The entry of a coordinator at each name server; empty if it has none. All of them must answer at a start."""
-        found = []
+        entries = []
         for server in link.servers:
             try:
-                found.append((await link.settings(server)).get(EVERY_GROUP, ""))
+                entries.append((await link.settings(server)).get(EVERY_GROUP, ""))
             except TransportError as error:
                 raise UsageError(
                     f"name server {server} does not answer ({error}), and may know another coordinator: start again "
                     f"when it does, or without it in --cluster if it is gone for good"
                 ) from error
-        return found
+        return entries
 
     async def _check_groups(self, state: State, info: ClusterInfo, link: ClusterLink) -> None:
         """The name servers know no coordinator: they have lost their settings, or this is another cluster."""

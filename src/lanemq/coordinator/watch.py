@@ -100,10 +100,10 @@ class ClusterWatch:
         wanted |= dict.fromkeys(self._parts.groups, str(self.address))
         for server in self._link.servers:
             try:
-                found = await self._link.settings(server)
-                refuse_other(self._name, found.get(EVERY_GROUP, ""))
+                settings = await self._link.settings(server)
+                refuse_other(self._name, settings.get(EVERY_GROUP, ""))
                 for key, value in wanted.items():
-                    if found.get(key) != value:
+                    if settings.get(key) != value:
                         await self._link.put(key, value, (server,))
             except OtherCoordinator:
                 raise

@@ -89,8 +89,8 @@ class AdminCalls:
 
     def coordinator(self) -> Address | None:
         """The coordinator of an Apache cluster; None if it has none."""
-        found = self.run(coordinator_of_cluster(self.routes.servers))
-        return None if found is None else found[1]
+        entry = self.run(coordinator_of_cluster(self.routes.servers))
+        return None if entry is None else entry[1]
 
     def coordinator_of(self, group: str) -> Address | None:
         """The coordinator of a group; None if its brokers coordinate it. Asked again after five seconds."""

@@ -109,12 +109,12 @@ class ConsumerCalls:
         if coordination.known and now - self._asked_at < REFRESH_MILLIS:
             return
         servers = () if coordination.known else self._routes.servers  # later, one that does not answer costs nothing
-        found = await run_async(coordinator_of(self._group, servers), self._routes.ask)
-        if found is None and not coordination.known:
+        address = await run_async(coordinator_of(self._group, servers), self._routes.ask)
+        if address is None and not coordination.known:
             await self._refuse_disabled(route)
-        if found is not None and self._options.compat == "rocketmq":
+        if address is not None and self._options.compat == "rocketmq":
             raise InvalidOption(f"group {self._group} is coordinated, which compat='rocketmq' excludes: use 'auto'")
-        coordination.found(found)
+        coordination.found(address)
         self._asked_at = now
 
     async def _refuse_disabled(self, route: TopicRoute) -> None:
@@ -284,8 +284,10 @@ class ConsumerCalls:
             expression_type="TAG",
         )
         pulled = await self.pull(header, queue.broker)
-        found = pulled.code == ResponseCode.SUCCESS and pulled.body and RecordView(pulled.body).queue_offset == offset
-        return pulled.body if found else b""
+        has_record = (
+            pulled.code == ResponseCode.SUCCESS and pulled.body and RecordView(pulled.body).queue_offset == offset
+        )
+        return pulled.body if has_record else b""
 
     async def ask_coordinator(self, queue: MessageQueue, command: Command) -> Command:
         """Sends a request about a queue's lanes to who keeps them."""
