@@ -92,14 +92,6 @@ class BrokerOptions:
     messages are copied into state.db, which does not shrink when they are removed. Large: the disk fills up with
     files of which little is needed."""
 
-    group_expiry: float = 30 * 24 * 3600.0
-    """Seconds without members and commits after which a group's offsets and locks are deleted, as if the group were
-    new; counted from the broker's start at the earliest. Short: a group that pauses loses its place. Long: groups that
-    are never used again take memory. Groups with settings or parked lanes stay."""
-
-    idle_timeout: float = 120.0
-    """Seconds of silence after which a connection is closed (RocketMQ: NettyServerConfig)."""
-
     checkpoint_every: float = 5.0
     """Seconds between two writes of indexes and producer stamps. Long: more of the log is scanned after a crash."""
 
@@ -181,7 +173,5 @@ _LEAST = {
     "first_request_timeout": 0.1,
     "max_pending_bytes": MEBIBYTE,
     "max_pinned_bytes": 0,
-    "group_expiry": 1.0,
-    "idle_timeout": 1.0,
     "checkpoint_every": 0.1,
 }

@@ -16,7 +16,7 @@ from lanemq.broker.charges import Charges
 from lanemq.broker.connections import Connections
 from lanemq.broker.context import Counters, GroupContext
 from lanemq.broker.dispatch import Dispatch, Handler
-from lanemq.broker.group_housekeeping import GroupHousekeeping
+from lanemq.broker.group_housekeeping import MAX_IDLE_SECONDS, GroupHousekeeping
 from lanemq.broker.handlers.groups import GroupHandler
 from lanemq.broker.handlers.locks import LockHandler
 from lanemq.broker.handlers.offsets import OffsetHandler
@@ -52,8 +52,6 @@ from lanemq.wire.route_bodies import ClusterInfo
 log = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.05
-IDLE_SECONDS = 120.0
-"""Seconds of silence after which a connection is closed (RocketMQ: NettyServerConfig)."""
 STATE_FILE = "coordinator.db"
 _NAME, _CLUSTER = "coordinator", "cluster"
 """Names of values in the state database."""
@@ -296,7 +294,7 @@ async def _tick(groups: GroupHousekeeping, server: Server, clock: Clock) -> None
     """Housekeeping, for ever. A step that fails must not prevent the others."""
     while True:
         await asyncio.sleep(TICK_SECONDS)
-        steps: list[Callable[[], None]] = [*groups.steps(clock.now()), partial(server.close_idle, IDLE_SECONDS)]
+        steps: list[Callable[[], None]] = [*groups.steps(clock.now()), partial(server.close_idle, MAX_IDLE_SECONDS)]
         for step in steps:
             try:
                 step()
