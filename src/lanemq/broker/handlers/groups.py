@@ -192,8 +192,8 @@ class GroupHandler:
             if lost is not None:
                 self._warn_of_lost(lost)
                 continue
-            found = ((each.topic, members.mixed_filters(name, each.topic)) for each in beat.subscriptions)
-            topic, filters = next(((topic, each) for topic, each in found if each is not None), ("", None))
+            mixed = ((each.topic, members.mixed_filters(name, each.topic)) for each in beat.subscriptions)
+            topic, filters = next(((topic, each) for topic, each in mixed if each is not None), ("", None))
             if filters is None:
                 continue
             begins = f"group {name}: members read {topic} with different tags"
@@ -261,13 +261,13 @@ class GroupHandler:
             )
 
     def _refuse_conflict(self, client_id: str, groups: dict[str, GroupHeartbeat]) -> None:
-        found = self._parts.members.conflict(client_id, groups)
-        if found is not None:
-            theirs, ours = ("in order", "concurrently") if found.member_is_ordered else ("concurrently", "in order")
+        conflict = self._parts.members.conflict(client_id, groups)
+        if conflict is not None:
+            theirs, ours = ("in order", "concurrently") if conflict.member_is_ordered else ("concurrently", "in order")
             raise BrokerRefused(
                 ResponseCode.GROUP_CONFLICT,
-                f"group {found.group}: member {found.member} consumes {found.topic or 'its topics'} {theirs}, so "
-                f"{client_id} cannot consume {ours}: stop that member, or use another group",
+                f"group {conflict.group}: member {conflict.member} consumes {conflict.topic or 'its topics'} {theirs}, "
+                f"so {client_id} cannot consume {ours}: stop that member, or use another group",
             )
         other = self._parts.members.filter_conflict(client_id, groups)
         if other is not None:

@@ -111,7 +111,7 @@ class OwnerParkingHandler:
             answer(peer, request, ext, NextOffsets(offsets=offsets).encode())
             return
 
-        def found(records: Records, error: StorageError | None) -> None:
+        def answer_with(records: Records, error: StorageError | None) -> None:
             if error is not None:
                 answer_error(peer, request, error)
             elif not records:
@@ -122,7 +122,7 @@ class OwnerParkingHandler:
                 self._parts.recording.redriven(name, offsets[0], max(records))
                 answer(peer, request, ext, b"".join(records.values()))
 
-        self._keeper.find(name, offsets, MAX_GIVEN_BYTES, found)
+        self._keeper.find(name, offsets, MAX_GIVEN_BYTES, answer_with)
 
     def _skip(self, name: LaneName, through: int, then: Saved) -> None:
         """Removes messages of which no intact record is left, as a pull skips them."""

@@ -71,7 +71,7 @@ class QueryHandler:
         limit = MAX_FOUND_BY_ID if header.by_unique_id else max(1, min(header.max_num, MAX_FOUND))
         begin, end = header.begin_timestamp, header.end_timestamp
 
-        def found(records: list[bytes] | None, error: StorageError | None) -> None:
+        def answer_with(records: list[bytes] | None, error: StorageError | None) -> None:
             self._parts.charges.give_back(Quota.SEARCHES, peer)
             if error is not None:
                 answer_error(peer, request, error)
@@ -90,7 +90,7 @@ class QueryHandler:
                 answer(peer, request, ext, b"".join(records))
 
         self._parts.charges.take(Quota.SEARCHES, peer, request)
-        search = _Search(lambda: self._parts.store.query(header.topic, header.key, limit, begin, end), found)
+        search = _Search(lambda: self._parts.store.query(header.topic, header.key, limit, begin, end), answer_with)
         self._searches.add(self._parts.charges.party(peer, request), peer.number, search)
         self._next_search()
 
@@ -101,9 +101,9 @@ class QueryHandler:
             return
         self._searching = True
 
-        def found(records: list[bytes] | None, error: StorageError | None) -> None:
+        def ended(records: list[bytes] | None, error: StorageError | None) -> None:
             self._searching = False
             self._next_search()
             search.found(records, error)
 
-        self._parts.search_thread.submit(search.look, found)
+        self._parts.search_thread.submit(search.look, ended)
