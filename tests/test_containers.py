@@ -38,7 +38,7 @@ def instructions(stage: str) -> dict[str, list[str]]:
 
 
 def of_kind(file: str, kind: str) -> Any:
-    documents = yaml.safe_load_all((DEPLOY / "kubernetes" / file).read_text("utf-8"))
+    documents = yaml.safe_load_all((DEPLOY / f"kubernetes-{file}").read_text("utf-8"))
     return next(each for each in documents if each["kind"] == kind)
 
 
