@@ -1,4 +1,4 @@
-"""The environment variables that protect a client's connections, and how to install what is missing.
+"""The environment variables of clients, most of which protect their connections, and how to install what is missing.
 
 In a module of their own, so that `lanemq --help` can show them without importing the network layer.
 """
@@ -22,6 +22,9 @@ SECURITY_TOKEN: Final = "LANEMQ_SECURITY_TOKEN"
 VARIABLES: Final = (
     TLS, TLS_CA, TLS_CERT, TLS_KEY, TLS_VERIFY, ACCESS_KEY, SECRET_KEY, SECRET_KEY_FILE, SECURITY_TOKEN,
 )  # fmt: skip
+
+WORKER_MONITOR: Final = "LANEMQ_WORKER_MONITOR"
+"""Set by `lanemq run --workers`: the file in which a worker says where its monitor listens."""
 
 
 def install_extra(extra: str) -> str:
