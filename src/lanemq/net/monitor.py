@@ -151,9 +151,14 @@ class _WithoutSamples:
         return []
 
 
-class _Families(list[Any]):
+class _Families:
+    """Families as `prometheus_client` reads them, made before it asks."""
+
+    def __init__(self, families: list[Any]) -> None:
+        self._families = families
+
     def collect(self) -> Iterator[Any]:
-        return iter(self)
+        return iter(self._families)
 
 
 def _health(start: StartResponse, name: str, problems: list[str]) -> Iterable[bytes]:
