@@ -33,6 +33,7 @@ from lanemq.broker.storage.saved_filters import SavedFilters
 from lanemq.client.coordination import EVERY_GROUP
 from lanemq.clock import Clock, SystemClock, machine_of, nanoseconds_of
 from lanemq.coordinator.cluster import CONSUME_ENABLE, ClusterLink, cluster_name, masters_in, settings_of
+from lanemq.coordinator.comparison import ComparisonHandler
 from lanemq.coordinator.config import CoordinatorOptions
 from lanemq.coordinator.moves import MoveHandler
 from lanemq.coordinator.queues import ClusterQueues, RemoteLog
@@ -234,6 +235,7 @@ class Coordinator:
             ProgressHandler(parts, answers),
             ResetHandler(parts, _moved, answers),
             MoveHandler(parts, link, queues, watch),
+            ComparisonHandler(parts, link, queues),
         )
         served: list[dict[int, Handler]] = [
             {code: handler for code, handler in each.table().items() if code not in NOT_HERE} for each in handlers

@@ -67,7 +67,7 @@ class ConsumerSettings(TypedDict, total=False):
     lease_times: LeaseTimes | None
     allocation: str | Allocate
     codec: str | Codec
-    drop_repeats: bool
+    drop_repeats: bool | None
     flow: FlowLimits | None
     commit_every: Seconds
     hand_over_timeout: Seconds
@@ -108,9 +108,10 @@ class ConsumerOptions:
     codec: str | Codec = "json"
     """How bodies become values: "json", "text", "bytes", or an object with `encode` and `decode`."""
 
-    drop_repeats: bool = False
+    drop_repeats: bool | None = None
     """Leaves out messages that an Apache broker stored twice because an answer was lost, as their producer stamps
-    show. Looks back over the last 1000 messages when a queue is taken. A LaneMQ broker stores no repeats."""
+    show. None: where a coordinator remembers the stamps; `True`: elsewhere too, which looks back over the last 1000
+    messages when a queue is taken. A LaneMQ broker stores no repeats."""
 
     flow: FlowLimits | None = None
     """Cache limits per queue; None: RocketMQ's 1000 messages, or four pulls where pulls are larger."""

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from lanemq.background_log import ClientLog
 from lanemq.client.consumer.options import ConsumerOptions
+from lanemq.client.consumer.queues.read_log import ReadLog
 from lanemq.client.consumer.turns.scheduler import Scheduler
 from lanemq.client.consumer.turns.subscription import ActiveSubscription
 from lanemq.client.message import MessageSource
@@ -18,11 +19,13 @@ from lanemq.core.consuming.lanes_aside import ParkedAtBroker
 from lanemq.core.consuming.queue_lease import LeaseTimes, QueueLease
 from lanemq.core.consuming.rebalance import QueueEvent, QueueLifecycle
 from lanemq.core.consuming.repeats import SeenStamps
-from lanemq.core.consuming.runs import NO_LEASE_NEEDED, NOT_LEASED
+from lanemq.core.consuming.runs import NO_LEASE_NEEDED, NOT_LEASED, Order
 from lanemq.core.finished_ranges import MAX_RANGES, NOTHING_FINISHED
 from lanemq.history import RecordedLease
+from lanemq.model.log_marks import SeenLog
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis, QueueOffset
+from lanemq.wire.log_marks import log_mark
 
 log = ClientLog(__name__)
 
@@ -38,6 +41,15 @@ class StartPosition(NamedTuple):
     parked: tuple[ParkedAtBroker, ...] = ()
     """Lanes of the queue that the broker has parked."""
     parked_serial: int = 0
+    read_log: ReadLog | None = None
+    """What was read of the log, if it is compared."""
+
+
+class QueueReport(NamedTuple):
+    """What is reported of a queue: both as of the same moment."""
+
+    progress: MemberProgress
+    seen: SeenLog | None = None
 
 
 class AssignedQueue:
@@ -89,6 +101,10 @@ class AssignedQueue:
         """Requests about lanes that are under way."""
         self.seen: SeenStamps | None = None
         """The stamps of what was pulled, if repeats are dropped; None before the first pull and after a reset."""
+        self.read_log: ReadLog | None = None
+        """What was read of the log, if it is compared."""
+        self.read_other = False
+        """What was read is not in the log any more: the queue is given up, and taken again from the committed offset."""
 
     def start_at(self, start: StartPosition) -> None:
         """Starts at what the broker has stored, with nothing of what was here before.
@@ -104,22 +120,53 @@ class AssignedQueue:
                 finished=start.progress.finished,
                 parked=start.parked,
                 broker_parks=self.keeps_parked,
+                keeps_newest=start.read_log is not None,
             )
         self.confirmed, self.check_end = start.progress, False
         self.parked_serial = start.parked_serial
-        self.seen = None
+        self.read_log = start.read_log
+        stamps = () if start.read_log is None else start.read_log.former.stamps
+        self.seen = SeenStamps(stamps) if stamps else None
 
     def progress(self) -> MemberProgress:
         """What may be committed now. Finished ranges are only for brokers with epochs, which store them."""
         offset, finished = self.scheduler.progress(self.queue)
         return MemberProgress(offset, finished.lowest(MAX_RANGES) if self.epoch else NOTHING_FINISHED)
 
-    def unconfirmed(self) -> MemberProgress | None:
+    def unconfirmed(self) -> QueueReport | None:
         """What must be reported; None if the broker has it, or if the queue leaves its position or is not ours."""
         if self.released or self.moving is not None:
             return None
+        report = self.report()
+        return None if report.progress == self.confirmed else report
+
+    def report(self) -> QueueReport:
         progress = self.progress()
-        return None if progress == self.confirmed else progress
+        if self.read_log is None:
+            return QueueReport(progress)
+        with self.scheduler as lanes:
+            newest = lanes[self.queue].newest_finished
+        done = None if newest is None else log_mark(newest.record)
+        by_key = self.subscription.order is Order.KEY  # otherwise there are no finished ranges that tell of repeats
+        stamps = self.seen.unreported() if self.seen is not None and by_key else ()
+        return QueueReport(progress, SeenLog(self.read_log.read, done, stamps, self.read_log.other_from))
+
+    def reported(self, report: QueueReport) -> None:
+        """The broker or coordinator has a report."""
+        self.confirmed = report.progress
+        if report.seen is not None and self.read_log is not None:
+            self.read_log.other_from = -1
+            if self.seen is not None:
+                self.seen.reported(report.seen.stamps)
+
+    def report_again(self) -> None:
+        """What was reported may be lost."""
+        self.confirmed = None
+        self.check_end = not self.is_lanemq
+        if self.read_log is not None:
+            self.read_log.master = None
+        if self.seen is not None:
+            self.seen.report_again()
 
     def leaves_messages(self, offset: QueueOffset) -> bool:
         """Whether messages may be unfinished when the queue is given up at an offset.
@@ -206,6 +253,12 @@ class Assignment:
         with assigned.scheduler as lanes:
             lanes.drop(assigned.queue)
         return True
+
+    def take_again(self, assigned: AssignedQueue, why: str) -> None:
+        """Gives a queue up, as at a rebalance, and takes it again from the committed offset."""
+        log.warning("%s is given up and taken again: %s", assigned, why)
+        assigned.read_other = True
+        self._on_lost()
 
     def lose(self, assigned: AssignedQueue, why: str) -> None:
         """Drops a queue that now belongs to another member, without a commit."""
