@@ -45,7 +45,10 @@ def others(address: str, *, apply: bool = False) -> list[tuple[int, int]]:
 
 
 def test_a_queue_with_other_messages_stops_until_its_progress_is_dropped(
-    cluster: EmbeddedBroker, moved: RunningCoordinator, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    cluster: EmbeddedBroker,
+    moved: RunningCoordinator,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("lanemq.client.consumer.queues.rebalance.STOPPED_MS", 500)
     send(cluster.address)

@@ -112,7 +112,8 @@ class LaneScheduler(Generic[M]):
         `finished` is what former owners finished above the start; it is not run again and stays in the ranges.
         A queue that is one lane has no finished message above an unfinished one, and ignores `finished`.
         `parked` are the lanes that are set aside at the broker; they stay so. `broker_parks` says that the broker can
-        keep lanes: held lanes with many messages are set aside there. `keeps_newest`: keep the highest finished message.
+        keep lanes: held lanes with many messages are set aside there. `keeps_newest`: the highest finished message
+        is kept.
         """
         if queue in self._queues:
             raise UsageError(f"{queue} is assigned already: drop it before adding it again")

@@ -70,9 +70,7 @@ class ProgressRows:
         offsets = []
         for group, *queue, offset, pending, finished, marks in rows:
             seen = _seen(marks, stamps[(group, *queue)])
-            offsets.append(
-                SavedOffset(group, MessageQueue(*queue), QueueOffset(offset), bool(pending), finished, seen)
-            )
+            offsets.append(SavedOffset(group, MessageQueue(*queue), QueueOffset(offset), bool(pending), finished, seen))
         return offsets
 
     def lanes(self) -> list[SavedLane]:

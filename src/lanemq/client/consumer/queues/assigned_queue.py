@@ -18,7 +18,6 @@ from lanemq.core.consuming.lane_queue import MemberProgress
 from lanemq.core.consuming.lanes_aside import ParkedAtBroker
 from lanemq.core.consuming.queue_lease import LeaseTimes, QueueLease
 from lanemq.core.consuming.rebalance import QueueEvent, QueueLifecycle
-from lanemq.core.consuming.repeats import SeenStamps
 from lanemq.core.consuming.runs import NO_LEASE_NEEDED, NOT_LEASED, Order
 from lanemq.core.finished_ranges import MAX_RANGES, NOTHING_FINISHED
 from lanemq.history import RecordedLease
@@ -38,11 +37,11 @@ class StartPosition(NamedTuple):
 
     progress: MemberProgress
     """As the broker has it. What former owners finished above the offset is not run again."""
+    read_log: ReadLog
+    """What former owners have read of the log."""
     parked: tuple[ParkedAtBroker, ...] = ()
     """Lanes of the queue that the broker has parked."""
     parked_serial: int = 0
-    read_log: ReadLog | None = None
-    """What was read of the log, if it is compared."""
 
 
 class QueueReport(NamedTuple):
@@ -99,12 +98,8 @@ class AssignedQueue:
         """A newer version, which is to be read."""
         self.lane_tasks: set[asyncio.Task[None]] = set()
         """Requests about lanes that are under way."""
-        self.seen: SeenStamps | None = None
-        """The stamps of what was pulled, if repeats are dropped; None before the first pull and after a reset."""
-        self.read_log: ReadLog | None = None
-        """What was read of the log, if it is compared."""
-        self.read_other = False
-        """What was read is not in the log any more: the queue is given up, and taken again from the committed offset."""
+        self.read_log = ReadLog()
+        """What was read of the log since the queue started at an offset."""
 
     def start_at(self, start: StartPosition) -> None:
         """Starts at what the broker has stored, with nothing of what was here before.
@@ -120,13 +115,11 @@ class AssignedQueue:
                 finished=start.progress.finished,
                 parked=start.parked,
                 broker_parks=self.keeps_parked,
-                keeps_newest=start.read_log is not None,
+                keeps_newest=start.read_log.is_compared,
             )
         self.confirmed, self.check_end = start.progress, False
         self.parked_serial = start.parked_serial
         self.read_log = start.read_log
-        stamps = () if start.read_log is None else start.read_log.former.stamps
-        self.seen = SeenStamps(stamps) if stamps else None
 
     def progress(self) -> MemberProgress:
         """What may be committed now. Finished ranges are only for brokers with epochs, which store them."""
@@ -142,31 +135,22 @@ class AssignedQueue:
 
     def report(self) -> QueueReport:
         progress = self.progress()
-        if self.read_log is None:
-            return QueueReport(progress)
         with self.scheduler as lanes:
             newest = lanes[self.queue].newest_finished
         done = None if newest is None else log_mark(newest.record)
-        by_key = self.subscription.order is Order.KEY  # otherwise there are no finished ranges that tell of repeats
-        stamps = self.seen.unreported() if self.seen is not None and by_key else ()
-        return QueueReport(progress, SeenLog(self.read_log.read, done, stamps, self.read_log.other_from))
+        return QueueReport(progress, self.read_log.report(done, by_key=self.subscription.order is Order.KEY))
 
     def reported(self, report: QueueReport) -> None:
         """The broker or coordinator has a report."""
         self.confirmed = report.progress
-        if report.seen is not None and self.read_log is not None:
-            self.read_log.other_from = -1
-            if self.seen is not None:
-                self.seen.reported(report.seen.stamps)
+        if report.seen is not None:
+            self.read_log.reported(report.seen)
 
     def report_again(self) -> None:
         """What was reported may be lost."""
         self.confirmed = None
         self.check_end = not self.is_lanemq
-        if self.read_log is not None:
-            self.read_log.master = None
-        if self.seen is not None:
-            self.seen.report_again()
+        self.read_log.report_again()
 
     def leaves_messages(self, offset: QueueOffset) -> bool:
         """Whether messages may be unfinished when the queue is given up at an offset.
@@ -257,7 +241,7 @@ class Assignment:
     def take_again(self, assigned: AssignedQueue, why: str) -> None:
         """Gives a queue up, as at a rebalance, and takes it again from the committed offset."""
         log.warning("%s is given up and taken again: %s", assigned, why)
-        assigned.read_other = True
+        assigned.read_log.is_other = True
         self._on_lost()
 
     def lose(self, assigned: AssignedQueue, why: str) -> None:

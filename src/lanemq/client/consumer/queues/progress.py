@@ -25,7 +25,7 @@ from lanemq.client.consumer.options import ConsumerOptions, StartFrom
 from lanemq.client.consumer.queues.assigned_queue import AssignedQueue, Assignment, QueueReport, StartPosition
 from lanemq.client.consumer.queues.lane_calls import LaneCalls, lane_status
 from lanemq.client.consumer.queues.local_offsets import LocalOffsets, local_offsets
-from lanemq.client.consumer.queues.read_log import LogComparison, ReadLog
+from lanemq.client.consumer.queues.read_log import FormerRead, LogComparison, ReadLog
 from lanemq.client.consumer.turns.history import group_in_history
 from lanemq.client.message import Message, read_messages
 from lanemq.core.consuming.lane_queue import MemberProgress
@@ -92,13 +92,13 @@ class QueueReporter:
         Raises if the broker cannot answer: a guess would skip messages or repeat all of them.
         """
         if granted is None:
-            return StartPosition(MemberProgress(await self._start_offset(queue, NO_EPOCH)))
+            return StartPosition(MemberProgress(await self._start_offset(queue, NO_EPOCH)), ReadLog())
         offset = granted.offset
         if offset is None:
             offset = await self._start_offset(queue, granted.epoch)
         elif granted.moved is not None:  # nothing here is from before the reset: it is obeyed by starting there
             await self._calls.commit(queue, offset, granted.epoch)
-        start = StartPosition(MemberProgress(offset, granted.finished), read_log=await self._read_log(queue, granted))
+        start = StartPosition(MemberProgress(offset, granted.finished), await self._read_log(queue, granted))
         if not granted.parked:
             return start
         if order is not Order.KEY:
@@ -107,15 +107,16 @@ class QueueReporter:
             return start
         return start._replace(parked=await self._lane_calls.parked(queue), parked_serial=granted.parked)
 
-    async def _read_log(self, queue: MessageQueue, granted: Granted) -> ReadLog | None:
+    async def _read_log(self, queue: MessageQueue, granted: Granted) -> ReadLog:
         """What former owners have read, compared with the log, in a coordinated group; raises `LogReplaced`."""
         if self._calls.coordination.address is None or not granted.epoch:
-            return None
+            return ReadLog()
         return ReadLog(await self._comparison.former(queue))
 
-    async def is_same_log(self, assigned: AssignedQueue, log: ReadLog) -> bool:
-        """Whether the log of a queue, perhaps at another master, is the one that was read; if not, gives the queue up."""
-        if log.read is None or (other := await self._comparison.other(assigned.queue, log.read)) is None:
+    async def is_same_log(self, assigned: AssignedQueue) -> bool:
+        """Whether the log of a queue, perhaps at another master, is the one that was read; if not, it is given up."""
+        read = assigned.read_log.read
+        if read is None or (other := await self._comparison.other(assigned.queue, read)) is None:
             return True
         self._assignment.take_again(assigned, f"its broker has lost messages, among them offset {other.read.offset}")
         return False
@@ -270,8 +271,8 @@ class QueueReporter:
         await self._commit_move(assigned, offset, "the broker or a person named another offset")
         parked = await self._lane_calls.parked(queue) if assigned.keeps_parked else ()
         if not assigned.released:
-            read_log = None if assigned.read_log is None else ReadLog()
-            assigned.start_at(StartPosition(MemberProgress(offset), parked, assigned.parked_serial, read_log))
+            read_log = ReadLog(FormerRead() if assigned.read_log.is_compared else None)
+            assigned.start_at(StartPosition(MemberProgress(offset), read_log, parked, assigned.parked_serial))
             assigned.moving, assigned.moved_at = None, self._clock.now()
 
     async def hand_over(self, assigned: AssignedQueue) -> None:

@@ -103,7 +103,7 @@ class Puller:
         if assigned.moving is not None:
             await self._progress.move(assigned, assigned.moving)
             return
-        if assigned.read_other or not assigned.may_pull(now=self._clock.now()):
+        if assigned.read_log.is_other or not assigned.may_pull(now=self._clock.now()):
             await self._wait(assigned, to_millis(PULL_RETRY))
             return
         scheduler, queue = assigned.scheduler, assigned.queue
@@ -128,15 +128,14 @@ class Puller:
         await self._heartbeat.send_to(self._calls.address(queue.topic, assigned.coordinator))
         if not await self._is_same_log(assigned):
             return
-        if self._drops_repeats and assigned.seen is None and not assigned.is_lanemq:
-            assigned.seen = await self._look_back(assigned, offset)
+        if self._drops_repeats and assigned.read_log.stamps is None and not assigned.is_lanemq:
+            assigned.read_log.stamps = await self._look_back(assigned, offset)
         assigned.last_pull = self._clock.now()
         pulled = await self._calls.pull(self._header(assigned, offset), queue.broker, partial(self._answered, assigned))
         if assigned.released:
             return
         if pulled.code == ResponseCode.PULL_OFFSET_MOVED:
-            if assigned.read_log is not None:
-                assigned.read_log.master = None
+            assigned.read_log.master = None
             if not await self._is_same_log(assigned):
                 return
             await self._progress.move(assigned, pulled.next_offset)
@@ -146,9 +145,9 @@ class Puller:
     async def _is_same_log(self, assigned: AssignedQueue) -> bool:
         """Compares the log with what was read of it, once at each master and after each lost connection."""
         log, master = assigned.read_log, self._calls.master(assigned.queue.topic, assigned.queue.broker)
-        if log is None or log.master == master:
+        if not log.is_compared or log.master == master:
             return True
-        if not await self._progress.is_same_log(assigned, log):
+        if not await self._progress.is_same_log(assigned):
             return False
         log.master = master
         return True
@@ -217,14 +216,14 @@ class Puller:
     def _accepted(self, assigned: AssignedQueue, body: bytes) -> list[Message]:
         """The messages, without those whose tag only has the same hash as an accepted one."""
         messages = read_waiting(assigned.source, body)
-        if assigned.read_log is not None and messages:
+        if assigned.read_log.is_compared and messages:
             assigned.read_log.read = log_mark(messages[-1].record)
         tags = assigned.subscription.filter
         return [each for each in messages if tags.accepts(each.tag)] if tags.tags else messages
 
     def _without_repeats(self, assigned: AssignedQueue, messages: list[Message]) -> tuple[list[Message], list[int]]:
         """The messages, and the offsets of those that are repeats and were left out."""
-        seen = assigned.seen
+        seen = assigned.read_log.stamps
         if seen is None:
             return messages, []
         repeats = [each.queue_offset for each in messages if self._is_repeat(assigned, seen, each)]

@@ -12,8 +12,9 @@ drops what lies above the last message that is the same.
 from typing import NamedTuple
 
 from lanemq.client.consumer.calls import ConsumerCalls
+from lanemq.core.consuming.repeats import SeenStamps
 from lanemq.model.errors import LogReplaced
-from lanemq.model.log_marks import LastStamp, LogMark, OtherLog, differs
+from lanemq.model.log_marks import LastStamp, LogMark, OtherLog, SeenLog, differs
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
 from lanemq.net.address import Address
@@ -32,12 +33,39 @@ class ReadLog:
     """What this member has read of one queue's log."""
 
     def __init__(self, former: FormerRead | None = None) -> None:
-        self.former = former or FormerRead()
-        self.read = self.former.read
+        """`former` is None if the log is not compared."""
+        self.is_compared = former is not None
+        former = former or FormerRead()
+        self.read = former.read
         """The last message that was read, also by former owners."""
+        self.stamps = SeenStamps(former.stamps) if former.stamps else None
+        """Of what was pulled, if repeats are dropped; None before the first pull and after a reset."""
         self.master: Address | None = None
         """The master whose log was compared; None: it is to be compared before the next pull."""
-        self.other_from = self.former.other_from
+        self.other_from = former.other_from
+        self.is_other = False
+        """What was read is not there any more: the queue is given up, and taken again from the committed offset."""
+
+    def report(self, done: LogMark | None, *, by_key: bool) -> SeenLog | None:
+        """What the coordinator does not know; `done` is the last finished message.
+
+        A queue that is one lane has no finished ranges, which tell of repeats below the newest stamps.
+        """
+        if not self.is_compared:
+            return None
+        stamps = self.stamps.unreported() if self.stamps is not None and by_key else ()
+        return SeenLog(self.read, done, stamps, self.other_from)
+
+    def reported(self, seen: SeenLog) -> None:
+        self.other_from = -1
+        if self.stamps is not None:
+            self.stamps.reported(seen.stamps)
+
+    def report_again(self) -> None:
+        """What was reported may be lost, and the log may be another one."""
+        self.master = None
+        if self.stamps is not None:
+            self.stamps.report_again()
 
 
 class LogComparison:

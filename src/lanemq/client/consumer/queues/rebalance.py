@@ -171,7 +171,7 @@ class Rebalancer:
         for queue in changes.release:
             self._release(have[queue])
         for queue in changes.keep:
-            if have[queue].read_other:
+            if have[queue].read_log.is_other:
                 self._release(have[queue])
             else:
                 self._keep(have[queue])
@@ -291,11 +291,12 @@ class Rebalancer:
     async def _acquire(self, route: TopicRoute, queues: Sequence[MessageQueue]) -> int:
         """Takes queues from all brokers at once and returns how many it got, or will not ask for now."""
         parts: dict[str, list[MessageQueue]] = {}
-        stopped = [queue for queue in queues if self._stopped_until.get(queue, 0) > self._options.clock.now()]
-        for queue in queues:
-            if queue not in stopped:
-                parts.setdefault(self._coordination.of(queue.broker), []).append(queue)
-        return len(stopped) + sum(await asyncio.gather(*(self._acquire_from(route, name, part) for name, part in parts.items())))
+        now = self._options.clock.now()
+        wanted = [queue for queue in queues if self._stopped_until.get(queue, now) <= now]
+        for queue in wanted:
+            parts.setdefault(self._coordination.of(queue.broker), []).append(queue)
+        taken = await asyncio.gather(*(self._acquire_from(route, name, part) for name, part in parts.items()))
+        return len(queues) - len(wanted) + sum(taken)
 
     async def _acquire_from(self, route: TopicRoute, broker: str, queues: list[MessageQueue]) -> int:
         lane = self._options.speaks_lane(self._coordination.is_lanemq(route, broker))
