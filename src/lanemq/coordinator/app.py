@@ -120,6 +120,8 @@ class Coordinator:
             self.address = self.options.advertised(listener.address.port)
             self._running = self._assemble(identity, state, thread, recording, link)
             self._running.server.accept_from(listener)
+            if self._replace:
+                await self._running.watch.take_over()
             await self._running.watch.register()
             self._opened = undo.pop_all()
         log.info("coordinates %s on %s, data in %s", identity.cluster, self.address, folder)
@@ -233,7 +235,7 @@ class Coordinator:
             OwnerParkingHandler(parts),
             OperatorParkingHandler(parts, answers),
             ProgressHandler(parts, answers),
-            ResetHandler(parts, _moved, answers),
+            ResetHandler(parts, watch.copies.overwrite, answers),
             MoveHandler(parts, link, queues, watch),
             ComparisonHandler(parts, link, queues),
         )
@@ -304,10 +306,6 @@ async def _tick(groups: GroupHousekeeping, server: Server, clock: Clock) -> None
                 step()
             except Exception:
                 log.exception("housekeeping failed")
-
-
-def _moved(group: str, queues: object) -> None:
-    """Members learn of a reset with the renewal of their leases."""
 
 
 def _nothing() -> None:

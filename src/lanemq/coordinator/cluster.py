@@ -1,6 +1,6 @@
 """The requests of a coordinator to its cluster, as calls that take and return values."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -124,12 +124,16 @@ class ClusterLink:
             return []
         return sorted(each.client_addr for each in ConsumerConnection.decode(reply.body).connection_set)
 
-    async def offsets(self, broker: Address, group: str) -> dict[MessageQueue, QueueOffset]:
-        """What a group has committed in the queues of a broker."""
+    async def offsets(
+        self, broker: Address, group: str, wanted: Container[MessageQueue] | None = None
+    ) -> dict[MessageQueue, QueueOffset]:
+        """What a group has committed in the queues of a broker; None: in all of them."""
         ext = ConsumeStatsHeader(consumer_group=group).to_ext()
         reply = checked(await self._ask(broker, Command(RequestCode.GET_CONSUME_STATS, 0, ext=ext)))
         table = ConsumeStats.decode(reply.body).offset_table
-        found = {queue: QueueOffset(at.consumer_offset) for queue, at in table.items()}
+        found = {
+            queue: QueueOffset(at.consumer_offset) for queue, at in table.items() if wanted is None or queue in wanted
+        }
         # 0 may also stand for "never committed", and such a queue starts where its next owner says.
         unsure = [queue for queue, offset in found.items() if offset <= 0 and not await self._has(broker, group, queue)]
         return {queue: offset for queue, offset in found.items() if queue not in unsure}

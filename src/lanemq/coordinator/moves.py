@@ -150,6 +150,7 @@ class MoveHandler:
             )
         parts.groups.pop(group)
         self._watch.forget(group)
+        await self._watch.copies.forget(group)
         for name, master in masters.items():
             settings = settings_of(await self._link.group_settings(master), group)
             await self._link.set_consumption(master, settings, enabled=True)
