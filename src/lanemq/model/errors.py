@@ -176,6 +176,10 @@ class OrderError(LaneError):
     """Going on would break the order of a key."""
 
 
+class LogReplaced(OrderError):
+    """A queue has other messages at offsets that the group has finished."""
+
+
 class SequenceGap(OrderError):
     """The broker misses an earlier message of this producer."""
 
