@@ -285,6 +285,6 @@ def test_options_of_a_topic_may_be_numbers_booleans_lists_and_dicts() -> None:
 
 def test_a_pipeline_without_starting_offsets_begins_with_the_first_message() -> None:
     assert Topic("a:1", "t").options["startingOffsets"] == "earliest"
-    assert "startingOffsets" not in Topic("a:1", "t", group="g").options, "a group has its own position"
+    assert Topic("a:1", "t", group="g").options["startingOffsets"] == "earliest"
     assert "startingOffsets" not in Topic("a:1", "t", startingTimestamp=5).options
     assert Topic("a:1", "t", group="g").at("b:2").options["group"] == "g"

@@ -87,7 +87,6 @@ def start(
         EffectHistory(Path(pipeline.history) if pipeline.history is not None else None, pipeline.name),
         clock,
         whole=pipeline.prepare is None and pipeline.source.parsed.tags == ALL_TAGS,
-        member=pipeline.source.parsed.is_member,
         new_sink=new_sink,
         new_checkpoint=new_checkpoint,
         queue_ends=SourceEnds(pipeline.source.parsed, checkpoint.log),
@@ -244,7 +243,7 @@ class RunningPipeline:
     def wait_idle(self, timeout: Seconds) -> bool:
         """Wait until everything that the topic holds now is done and no retry pass is due; False after `timeout`.
 
-        For tests and scripts. In a group, queues of other members never count as done here.
+        For tests and scripts.
         """
         with Brokers(self._pipeline.source.parsed) as brokers:
             ends = {queue: held.end for queue, held in brokers.bounds().items() if held.end > held.first}
