@@ -121,7 +121,6 @@ class BatchProcessor:
 
     def close(self) -> None:
         self._effects.close()
-        self._tracing.close()
         if self._queue_ends is not None:
             self._queue_ends.close()
         while self._opened:
