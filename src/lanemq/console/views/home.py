@@ -181,7 +181,8 @@ def _stuck(now: Snapshot, pipelines: Sequence[PipelineNow]) -> Tile:
         level = "none" if level == "good" else level
     answer, detail = ", ".join(answers), "; ".join(details)
     if now.error:
-        answer, detail = "Unknown", _why_unknown(now)
+        level = "none"
+        answer, detail = (answer, detail) if now.brokers else ("Unknown", _why_unknown(now))
     return Tile(
         "Stuck",
         "Is anything stuck?",
@@ -234,7 +235,8 @@ def _late(now: Snapshot, pipelines: Sequence[PipelineNow]) -> Tile:
             answer, level, link = "Unknown", "none", unknown[0].link
             detail = f"{unknown[0].name}: {number(unknown[0].messages)} behind; its age is not known"
     if now.error:
-        answer, detail = "Unknown", _why_unknown(now)
+        level = "none"
+        answer, detail = (answer, detail) if now.brokers else ("Unknown", _why_unknown(now))
     return Tile(
         "Late",
         "How late are we?",
@@ -263,7 +265,8 @@ def _failed(now: Snapshot, pipelines: Sequence[PipelineNow]) -> Tile:
         detail = f"{group} lost messages of {topic}: retention deleted them first" + (f"; {detail}" if failed else "")
         answer, level, link = f"{number(lost.total())} lost", "bad", group_link(group)
     if now.error:
-        answer, detail = "Unknown", _why_unknown(now)
+        level = "none"
+        answer, detail = (answer, detail) if now.brokers else ("Unknown", _why_unknown(now))
     return Tile(
         "Failed",
         "What failed?",
