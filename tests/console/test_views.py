@@ -125,6 +125,18 @@ def test_home_counts_what_waits_in_pipelines_and_does_not_call_an_unread_one_wel
     assert (failed.answer, failed.level) == ("Unknown", "none")
 
 
+def test_a_held_key_does_not_make_its_group_late() -> None:
+    """The answer is about the messages that are handled now; the oldest key that waits stands beside."""
+    held = group(7, 1_000, finished=977, late_ms=120_000)
+    (queue,) = held.queues
+    now = replace(held, queues=(replace(queue, backlog_ms=400),))
+    _, _, late, *_ = home_view(snapshot(0, now), Trends(), None).tiles
+    assert (late.answer, late.level) == ("400 ms", "good")
+    assert late.detail == "shipping: 16 behind; its oldest held key: 2 min"
+    _, _, late, *_ = home_view(snapshot(0, held), Trends(), None).tiles
+    assert (late.answer, late.level, late.detail) == ("2 min", "warn", "shipping: 16 behind"), "all are late"
+
+
 def test_a_pipeline_that_stands_still_is_stuck_and_late() -> None:
     still = pipeline(lag=151, lag_seconds=240.0)
     _, stuck, late, *_ = home_view(snapshot(0, group(5, 5)), Trends(), None, [still]).tiles

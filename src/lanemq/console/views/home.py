@@ -21,6 +21,8 @@ from lanemq.model.wording import plural
 Level = Literal["good", "warn", "bad", "none"]
 LATE_SECONDS = 60.0
 """A group that is later than this is shown as late."""
+HELD_SECONDS = 1.0
+"""A key whose oldest message is so much older than what its group handles is named."""
 MAX_EVENTS_SHOWN = 10
 
 
@@ -209,11 +211,18 @@ class _Behind:
     name: str
     messages: int
     seconds: float | None
+    """Without keys that are held."""
     link: str
+    oldest: float | None = None
+    """Age of the oldest message, those of held keys included."""
 
 
 def _behind(now: Snapshot, pipelines: Sequence[PipelineNow]) -> list[_Behind]:
-    groups = [_Behind(each.name, each.lag, each.lag_seconds, "/groups") for each in now.groups if each.lag]
+    groups = [
+        _Behind(each.name, each.lag, each.backlog_seconds, "/groups", each.lag_seconds)
+        for each in now.groups
+        if each.lag
+    ]
     named = {group.name for group in now.groups}
     read = [each.status for each in pipelines if each.status is not None and each.group not in named]
     return groups + [
@@ -234,6 +243,7 @@ def _late(now: Snapshot, pipelines: Sequence[PipelineNow]) -> Tile:
         if unknown and level == "good":
             answer, level, link = "Unknown", "none", unknown[0].link
             detail = f"{unknown[0].name}: {number(unknown[0].messages)} behind; its age is not known"
+        detail += _oldest_held(behind)
     if now.error:
         level = "none"
         answer, detail = (answer, detail) if now.brokers else ("Unknown", _why_unknown(now))
@@ -244,7 +254,21 @@ def _late(now: Snapshot, pipelines: Sequence[PipelineNow]) -> Tile:
         detail,
         level,
         link,
-        "The age of the oldest message that a group or a pipeline has not finished. Parked messages do not count.",
+        "How long ago the messages were stored that a group or a pipeline handles now. A key that is held between two "
+        "attempts does not make its group late: the oldest one stands beside. Parked messages do not count.",
+    )
+
+
+def _oldest_held(behind: Sequence[_Behind]) -> str:
+    """The oldest key that waits while its group is further; empty if there is none."""
+    held = [each for each in behind if (each.oldest or 0) - (each.seconds or 0) > HELD_SECONDS]
+    if not held:
+        return ""
+    oldest = max(held, key=lambda each: each.oldest or 0)
+    return (
+        f"; its oldest held key: {span(oldest.oldest)}"
+        if len(behind) == 1
+        else (f"; oldest held key: {span(oldest.oldest)}, of {oldest.name}")
     )
 
 
