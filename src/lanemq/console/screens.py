@@ -19,7 +19,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import BaseRoute, Route
 
 from lanemq.client.security import SecuritySettings
-from lanemq.clock import Clock
+from lanemq.clock import Clock, wall_time
 from lanemq.console import wording
 from lanemq.console.event_streams import RETRY_SECONDS, EventStream, EventStreams
 from lanemq.console.links import (
@@ -229,6 +229,7 @@ def _render(
         age="" if read_at is None else wording.ago(console.clock.wall() - read_at),
         age_seconds=0 if read_at is None else (console.clock.wall() - read_at) // 1000,
         wall=console.clock.wall(),
+        zone=wording.time_zone(wall_time(console.clock.wall())),
         ago=lambda when: wording.ago(console.clock.wall() - when),
         flash=signed_text(request.query_params.get(DONE, "")),
         **context,

@@ -278,9 +278,10 @@ def _failed(now: Snapshot, pipelines: Sequence[PipelineNow]) -> Tile:
     level: Level = "none" if now.error else "good"
     answer, detail, link = "Nothing", "no key is retried, no dead letters", "/waiting"
     if failed := held or parked or dead:
-        answer, level = plural(held + parked, "key") if held or parked else plural(dead, "dead letter"), "warn"
-        kinds = ((held, "held for a retry"), (parked, "parked"), (dead, "given up"))
-        detail = ", ".join(f"{number(count)} {what}" for count, what in kinds if count)
+        counted = ((held + parked, "key"), (dead, "dead letter"))
+        answer, level = ", ".join(plural(count, what) for count, what in counted if count), "warn"
+        kinds = ((held, "held for a retry"), (parked, "parked"))
+        detail = ", ".join(f"{number(count)} {what}" for count, what in kinds if count) or "no key waits"
     elif unread := _unread(pipelines):
         answer, detail, level = "Unknown", unread, "none"
     lost = unread_deleted(now)
