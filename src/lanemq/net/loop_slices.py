@@ -40,17 +40,15 @@ class RecentCost:
     request. Then a client that only sends would be costly, and would wait in line behind large pulls.
     """
 
-    __slots__ = ("_average",)
+    __slots__ = ("_average", "costly")
 
     def __init__(self) -> None:
         self._average = 0
+        self.costly = False
 
     def add(self, size: int) -> None:
-        self._average += (min(size, MOST_BYTES) - self._average) // 4
-
-    @property
-    def costly(self) -> bool:
-        return self._average > COSTLY_BYTES
+        self._average += ((size if size < MOST_BYTES else MOST_BYTES) - self._average) // 4
+        self.costly = self._average > COSTLY_BYTES
 
 
 class LoopSlices:

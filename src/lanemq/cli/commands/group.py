@@ -160,11 +160,13 @@ def describe(name: str, server: str, as_json: bool) -> None:
             "members": found.members,
             "subscriptions": dict(found.subscriptions),
             "queues": [each.document() for each in queues],
+            "coordinator": found.coordinator or None,
             "note": found.note,
         },
         f"group {name}: {plural(len(found.members), 'member')}"
         + ("" if found.broadcasting else f", lag {plural(found.lag, 'message')}")
-        + (f", the oldest is {duration_text(oldest)} old" if oldest is not None else ""),
+        + (f", the oldest is {duration_text(oldest)} old" if oldest is not None else "")
+        + (f", coordinated by {found.coordinator}" if found.coordinator else ""),
         _grid_of_queues(
             _COLUMNS,
             [_row(each) for each in queues],
@@ -183,7 +185,7 @@ def describe(name: str, server: str, as_json: bool) -> None:
 
 @group.command()
 @click.argument("group")
-@click.argument("topic")
+@click.option("--topic", required=True, help="Topic whose offsets are reset.")
 @click.option(
     "--to",
     required=True,
@@ -197,7 +199,7 @@ def describe(name: str, server: str, as_json: bool) -> None:
 def reset(
     group: str, topic: str, to: str, number: int | None, dry_run: bool, yes: bool, server: str, as_json: bool
 ) -> None:
-    """Reset the offsets of GROUP in TOPIC.
+    """Reset the offsets of GROUP in a topic.
 
     Moving back repeats messages, moving forward skips messages. A reset forgets what the group has finished above its
     offset, so those messages are repeated too. What you confirm is what is done: if the group or the topic changed in
