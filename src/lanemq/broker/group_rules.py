@@ -6,8 +6,8 @@ from typing import Final, Protocol
 from lanemq.broker.context import GroupContext
 from lanemq.broker.dispatch import answer_code
 from lanemq.core.brokering.lock_table import ForgottenLeases, Verdict
-from lanemq.core.brokering.lost_members import LostFilter
-from lanemq.core.brokering.membership import ConnectionId
+from lanemq.core.brokering.members.group import ConnectionId
+from lanemq.core.brokering.members.lost_members import LostFilter
 from lanemq.core.brokering.progress_table import Forgotten
 from lanemq.core.brokering.quotas import Quota
 from lanemq.model.errors import BrokerRefused

@@ -13,11 +13,12 @@ from lanemq.broker.dispatch import Handler, answer, answer_code, answer_saved
 from lanemq.broker.group_rules import REPORTED, free_progress, is_reported, members_changed, use_groups
 from lanemq.broker.long_answers import LongAnswers, Steps
 from lanemq.core.brokering.lock_table import MIN_LEASE_MS
-from lanemq.core.brokering.lost_members import LostFilter, shown_member
-from lanemq.core.brokering.membership import Changes, ConnectionId, GroupHeartbeat, GroupSubscription
+from lanemq.core.brokering.members.group import ConnectionId, GroupHeartbeat, GroupSubscription
+from lanemq.core.brokering.members.lost_members import LostFilter, shown_member
+from lanemq.core.brokering.members.membership import Changes
+from lanemq.core.brokering.members.tag_filters import ALL, shown
 from lanemq.core.brokering.quotas import MAX_CLIENT_ID_CHARS, MAX_HEARTBEAT_NAMES, Quota
 from lanemq.core.brokering.refusals import RefusalReason
-from lanemq.core.brokering.tag_filters import ALL, shown
 from lanemq.model.errors import BrokerRefused, GroupNotFound, LaneError, StorageError
 from lanemq.model.names import check_group, check_topic
 from lanemq.model.units import Millis

@@ -6,8 +6,8 @@ twice, to two owners. The same holds for a renewal while the row of the grant th
 A new owner receives what is finished above its start offset. An owner that did not ask for it will repeat those
 messages, so the finished ranges are deleted with the grant.
 
-Every lock request and keep-alive also shows that the sender is alive (`core/brokering/membership`). The answer to a
-sender that is not a member of the group, because it was silent for too long, says so, and the sender sends a heartbeat.
+Every lock request and keep-alive also shows that the sender is alive (`core/brokering/members/membership`). The answer
+to a sender that is not a member of the group, because it was silent for too long, says so, and it sends a heartbeat.
 """
 
 import logging
@@ -22,7 +22,7 @@ from lanemq.broker.group_rules import use_groups
 from lanemq.broker.long_answers import LongAnswers, Steps
 from lanemq.broker.storage.checkpoints import lease_row
 from lanemq.core.brokering.lock_table import MIN_LEASE_MS, Lease, LockGrant, Refusal, SavedLease
-from lanemq.core.brokering.membership import ConnectionId
+from lanemq.core.brokering.members.group import ConnectionId
 from lanemq.core.brokering.progress_store import SavedLane
 from lanemq.core.brokering.quotas import Quota
 from lanemq.core.brokering.refusals import RefusalReason

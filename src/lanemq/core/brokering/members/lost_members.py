@@ -14,8 +14,8 @@ nothing that it selects, so its filters count for some more time (`tag_filters`)
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from lanemq.core.brokering.filter_rows import FilterRows
-from lanemq.core.brokering.tag_filters import LostFilters, Tags
+from lanemq.core.brokering.members.filter_rows import FilterRows
+from lanemq.core.brokering.members.tag_filters import LostFilters, Tags
 from lanemq.model.units import Millis
 
 EARLIER = ""

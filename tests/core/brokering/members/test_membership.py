@@ -8,14 +8,8 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tests.core.brokering.consistency import check
 
-from lanemq.core.brokering.membership import (
-    Changes,
-    Conflict,
-    ConnectionId,
-    GroupHeartbeat,
-    GroupSubscription,
-    Membership,
-)
+from lanemq.core.brokering.members.group import ConnectionId, GroupHeartbeat, GroupSubscription
+from lanemq.core.brokering.members.membership import Changes, Conflict, Membership
 from lanemq.model.units import Millis
 
 ONE, TWO, THREE = ConnectionId(1), ConnectionId(2), ConnectionId(3)

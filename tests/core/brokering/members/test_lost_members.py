@@ -3,15 +3,9 @@
 import pytest
 from tests.core.brokering.consistency import check
 
-from lanemq.core.brokering.membership import (
-    MEMBER_EXPIRY_MS,
-    ConnectionId,
-    FilterConflict,
-    GroupHeartbeat,
-    GroupSubscription,
-    Membership,
-)
-from lanemq.core.brokering.tag_filters import ALL, Tags
+from lanemq.core.brokering.members.group import ConnectionId, GroupHeartbeat, GroupSubscription
+from lanemq.core.brokering.members.membership import MEMBER_EXPIRY_MS, FilterConflict, Membership
+from lanemq.core.brokering.members.tag_filters import ALL, Tags
 from lanemq.model.units import Millis
 
 A, B, AB, ABC = frozenset("a"), frozenset("b"), frozenset("ab"), frozenset("abc")

@@ -8,7 +8,7 @@ start it counts like that of a lost member (`lost_members`). A row lasts as long
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from lanemq.core.brokering.tag_filters import Tags
+from lanemq.core.brokering.members.tag_filters import Tags
 
 
 class FilterRow(NamedTuple):

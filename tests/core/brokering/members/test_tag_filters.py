@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.core.brokering.consistency import check
 
-from lanemq.core.brokering.membership import ConnectionId, FilterConflict, GroupHeartbeat, GroupSubscription, Membership
-from lanemq.core.brokering.tag_filters import ALL, Relation, Tags, TopicFilters, compare, contains, shown
+from lanemq.core.brokering.members.group import ConnectionId, GroupHeartbeat, GroupSubscription
+from lanemq.core.brokering.members.membership import FilterConflict, Membership
+from lanemq.core.brokering.members.tag_filters import ALL, Relation, Tags, TopicFilters, compare, contains, shown
 from lanemq.model.units import Millis
 
 A, B, AB = frozenset("a"), frozenset("b"), frozenset("ab")

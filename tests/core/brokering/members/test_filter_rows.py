@@ -4,16 +4,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.core.brokering.consistency import check
 
-from lanemq.core.brokering.filter_rows import FilterRow
-from lanemq.core.brokering.lost_members import EARLIER
-from lanemq.core.brokering.membership import (
-    MEMBER_EXPIRY_MS,
-    ConnectionId,
-    GroupHeartbeat,
-    GroupSubscription,
-    Membership,
-)
-from lanemq.core.brokering.tag_filters import ALL, Tags
+from lanemq.core.brokering.members.filter_rows import FilterRow
+from lanemq.core.brokering.members.group import ConnectionId, GroupHeartbeat, GroupSubscription
+from lanemq.core.brokering.members.lost_members import EARLIER
+from lanemq.core.brokering.members.membership import MEMBER_EXPIRY_MS, Membership
+from lanemq.core.brokering.members.tag_filters import ALL, Tags
 from lanemq.model.units import Millis
 
 A, AB = frozenset("a"), frozenset("ab")
