@@ -25,7 +25,7 @@ Low: clients with small answers wait in line behind large pulls. High: hundreds 
 delay a send."""
 
 MOST_BYTES = 2 * COSTLY_BYTES
-"""What one read counts at most, so that a client is not costly any more after a few small answers."""
+"""One read counts as no more than this, so that a few small answers end the time in which a client is costly."""
 
 R = TypeVar("R")
 
@@ -60,7 +60,7 @@ class LoopSlices:
         self._loop = loop
         self._waiting: deque[Work] = deque()
         self._shared_until: int | None = None
-        """When the slice is over that new and costly connections share in this iteration of the loop; None: it has not
+        """The end of the slice that new and costly connections share in this iteration of the loop; None: it has not
         begun."""
 
     def end(self) -> int:
@@ -68,7 +68,7 @@ class LoopSlices:
         return self.nanoseconds() + SLICE_NS
 
     def may_begin(self, *, new: bool) -> bool:
-        """Whether a connection may begin at once of which nothing is known yet (`new`), or whose answers are costly.
+        """Whether a connection that is `new`, or whose answers are costly, may begin at once.
 
         In one iteration of the loop, all of them share one slice: a client that connects again and again, each time
         with a long request, would otherwise delay the others by as many slices as connections. A costly connection does
