@@ -33,6 +33,7 @@ from lanemq.broker.storage.saved_filters import SavedFilters
 from lanemq.client.coordination import EVERY_GROUP
 from lanemq.clock import Clock, SystemClock, machine_of, nanoseconds_of
 from lanemq.coordinator.cluster import CONSUME_ENABLE, ClusterLink, cluster_name, masters_in, settings_of
+from lanemq.coordinator.comparison import ComparisonHandler
 from lanemq.coordinator.config import CoordinatorOptions
 from lanemq.coordinator.moves import MoveHandler
 from lanemq.coordinator.queues import ClusterQueues, RemoteLog
@@ -117,6 +118,8 @@ class Coordinator:
             self.address = self.options.advertised(listener.address.port)
             self._running = self._assemble(identity, state, thread, recording, link)
             self._running.server.accept_from(listener)
+            if self._replace:
+                await self._running.watch.take_over()
             await self._running.watch.register()
             self._opened = undo.pop_all()
         log.info("coordinates %s on %s, data in %s", identity.cluster, self.address, folder)
@@ -230,8 +233,9 @@ class Coordinator:
             OwnerParkingHandler(parts),
             OperatorParkingHandler(parts, answers),
             ProgressHandler(parts, answers),
-            ResetHandler(parts, _moved, answers),
+            ResetHandler(parts, watch.copies.overwrite, answers),
             MoveHandler(parts, link, queues, watch),
+            ComparisonHandler(parts, link, queues),
         )
         served: list[dict[int, Handler]] = [
             {code: handler for code, handler in each.table().items() if code not in NOT_HERE} for each in handlers
@@ -300,10 +304,6 @@ async def _tick(groups: GroupHousekeeping, server: Server, clock: Clock) -> None
                 step()
             except Exception:
                 log.exception("housekeeping failed")
-
-
-def _moved(group: str, queues: object) -> None:
-    """Members learn of a reset with the renewal of their leases."""
 
 
 def _nothing() -> None:

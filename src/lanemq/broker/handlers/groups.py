@@ -10,7 +10,7 @@ import msgspec
 
 from lanemq.broker.context import ConnectedClient, GroupContext
 from lanemq.broker.dispatch import Handler, answer, answer_code, answer_saved
-from lanemq.broker.group_rules import free_progress, members_changed, use_groups
+from lanemq.broker.group_rules import REPORTED, free_progress, is_reported, members_changed, use_groups
 from lanemq.broker.long_answers import LongAnswers, Steps
 from lanemq.core.brokering.lock_table import MIN_LEASE_MS
 from lanemq.core.brokering.members.group import ConnectionId, GroupHeartbeat, GroupSubscription
@@ -262,6 +262,14 @@ class GroupHandler:
             )
 
     def _refuse_conflict(self, client_id: str, groups: dict[str, GroupHeartbeat]) -> None:
+        for group in groups:
+            if is_reported(self._parts, group):
+                raise BrokerRefused(
+                    ResponseCode.GROUP_CONFLICT,
+                    f"group {group}: its offsets are those of a Spark query, which is no member, so {client_id} would "
+                    f"skip what the query has read: use another group, or stop the query and delete this one with "
+                    f"`lanemq group delete {group}`",
+                )
         conflict = self._parts.members.conflict(client_id, groups)
         if conflict is not None:
             theirs, ours = ("in order", "concurrently") if conflict.member_is_ordered else ("concurrently", "in order")
@@ -314,6 +322,8 @@ class GroupHandler:
     def _configure(self, peer: Peer, request: Command) -> None:
         settings = SubscriptionGroupConfig.of_request(request.body)
         group = check_group(settings.group_name)
+        if is_reported(self._parts, group):
+            settings = msgspec.structs.replace(settings, attributes={**settings.attributes, REPORTED: "true"})
         text = settings.encode().decode()
         use_groups(self._parts, peer, request, (group,))
         self._parts.charges.take(Quota.ROWS, peer, request)

@@ -4,7 +4,7 @@ A reset works whether or not the group has members: the stored offset is replace
 ignored, and pulls of each queue, held ones included, are answered "offset moved" until a member pulls from there.
 """
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 
 from lanemq.broker.context import GroupContext
 from lanemq.broker.dispatch import Handler, answer_saved
@@ -29,7 +29,7 @@ class ResetHandler:
     """Requests 222, 307, 4208 and 4209."""
 
     def __init__(
-        self, parts: GroupContext, moved: Callable[[str, Container[tuple[str, int]]], None], answers: LongAnswers
+        self, parts: GroupContext, moved: Callable[[str, Set[tuple[str, int]]], None], answers: LongAnswers
     ) -> None:
         """`moved` is called with the group and the queues (topic, number) of every reset."""
         self._parts = parts

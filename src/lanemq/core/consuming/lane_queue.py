@@ -66,6 +66,7 @@ class LaneQueue(RunPermit, Generic[M]):
         parked: Iterable[ParkedAtBroker] = (),
         *,
         broker_parks: bool = False,
+        keeps_newest: bool = False,
         offered: "Callable[[LaneQueue[M]], None]" = lambda _: None,
     ) -> None:
         super().__init__(usable_until)
@@ -85,6 +86,9 @@ class LaneQueue(RunPermit, Generic[M]):
         self._ranges = NOTHING_FINISHED if order is Order.QUEUE else finished
         self._next = self._ranges.past(start)
         self._unfinished = UnfinishedOffsets()
+        self._keeps_newest = keeps_newest
+        self.newest_finished: M | None = None
+        """The finished message with the highest offset, if that is kept."""
         # Manual commit: messages that ran, or were sent back to the broker, and are not committed.
         self._uncommitted: list[M] = []
         self._sent_back: list[M] = []
@@ -172,6 +176,12 @@ class LaneQueue(RunPermit, Generic[M]):
             return messages, ranges.past(next_offset)
         return [m for m in messages if m.queue_offset not in ranges], ranges.past(next_offset)
 
+    def leave_out(self, offsets: Sequence[int]) -> None:
+        """Counts offsets above the last pull as finished: their messages are repeats. A queue that is one lane has no
+        finished ranges, so its next owner compares them again."""
+        if self.order is Order.KEY:
+            self._ranges = self._ranges.joined(FinishedRanges.of_offsets(offsets))
+
     # runs end
 
     def end_run(self, lane: Lane[M], upto: int, *, commit: bool, gone: Collection[int] = ()) -> bool:
@@ -248,6 +258,10 @@ class LaneQueue(RunPermit, Generic[M]):
     def finish(self, done: Sequence[M]) -> None:
         """Counts messages as finished: they ran, or the broker has them."""
         self._unfinished.finish(done)
+        if self._keeps_newest and done:
+            newest, known = max(done, key=_offset_of), self.newest_finished
+            if known is None or newest.queue_offset > known.queue_offset:
+                self.newest_finished = newest
         if len(self.failures) > self._forget_failures_at:
             self._forget_failures()
         if self.alone:

@@ -105,13 +105,15 @@ class LaneScheduler(Generic[M]):
         finished: FinishedRanges = NOTHING_FINISHED,
         parked: Iterable[ParkedAtBroker] = (),
         broker_parks: bool = False,
+        keeps_newest: bool = False,
     ) -> None:
         """Begins an assignment. Without `usable_until`, nothing runs before `set_usable_until`.
 
         `finished` is what former owners finished above the start; it is not run again and stays in the ranges.
         A queue that is one lane has no finished message above an unfinished one, and ignores `finished`.
         `parked` are the lanes that are set aside at the broker; they stay so. `broker_parks` says that the broker can
-        keep lanes: held lanes with many messages are set aside there.
+        keep lanes: held lanes with many messages are set aside there. `keeps_newest`: the highest finished message
+        is kept.
         """
         if queue in self._queues:
             raise UsageError(f"{queue} is assigned already: drop it before adding it again")
@@ -123,6 +125,7 @@ class LaneScheduler(Generic[M]):
             finished,
             parked,
             broker_parks=broker_parks,
+            keeps_newest=keeps_newest,
             offered=self._offer,
         )
 
