@@ -7,7 +7,7 @@ import msgspec
 
 from lanemq.client.coordination import COORDINATOR_NAMESPACE
 from lanemq.client.topic_route import TopicRoute, topic_route
-from lanemq.client.topics import MASTER, Steps, checked, delete_setting, plain_route, put_setting, run_async
+from lanemq.client.topics import MASTER, Steps, checked, delete_setting, look_up, put_setting, run_async
 from lanemq.model.errors import ConnectFailed, GroupNotFound, LaneError, RemoteProtocolError, TransportError
 from lanemq.model.names import TOOLS_GROUP, pull_group
 from lanemq.model.queue import MessageQueue
@@ -59,8 +59,8 @@ class ClusterLink:
         return ClusterInfo.decode(checked(reply).body)
 
     async def route(self, topic: str) -> TopicRoute | None:
-        """The topic's route; None if it does not exist."""
-        data = await run_async(plain_route(topic), self._in_turn)
+        """The topic's route with its layout; None if it does not exist."""
+        data = await run_async(look_up(topic, self.servers), self._in_turn)
         return None if data is None else topic_route(topic, data)
 
     async def settings(self, server: Address) -> dict[str, str]:

@@ -8,6 +8,8 @@ import asyncio
 import logging
 from collections.abc import Iterable
 
+import msgspec
+
 from lanemq.broker.context import GroupContext
 from lanemq.client.coordination import EVERY_GROUP, entry_text, read_entry
 from lanemq.coordinator.cluster import CONSUME_ENABLE, ClusterLink, masters_in, settings_of
@@ -17,11 +19,14 @@ from lanemq.model.errors import LaneError, ProtocolError
 from lanemq.model.names import RETRY_PREFIX, pull_group
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis
+from lanemq.model.wording import plural
 from lanemq.net.address import Address
 from lanemq.net.rate_limited_log import RateLimitedLog
 
 log = logging.getLogger(__name__)
 
+CONFIRMED_QUEUES = "confirmed queues"
+"""Name of a value in the state database."""
 ROUND_SECONDS = 1.0
 """Between two looks at the masters. Long: after a fail-over, queues of killed members wait longer."""
 ROUTES_EVERY_MS = 30_000
@@ -87,8 +92,35 @@ class ClusterWatch:
             self._queues.ask_for(self._topics_of(group))
         for topic in self._queues.topics:
             if changed or self._is_due(("route", topic), ROUTES_EVERY_MS) or not self._queues.of_topic(topic):
-                self._queues.found(topic, await self._link.route(topic))
+                if self._queues.found(topic, await self._link.route(topic)):
+                    await self._save_confirmed()
+                self._warn_of_new_queues(topic)
         await asyncio.gather(*(self._at_master(name, master) for name, master in masters.items()))
+
+    # new queues
+
+    def _warn_of_new_queues(self, topic: str) -> None:
+        if new := self._queues.unconfirmed(topic):
+            self._warnings.warn(
+                f"queues of {topic}",
+                f"topic {topic} has {plural(len(new), 'new queue')}, such as {new[0]}: keys may have moved there, "
+                f"whose older messages wait in other queues, so they get no owner. When the older messages are done: "
+                f"lanemq group coordinate GROUP --confirm-queues",
+            )
+
+    def unconfirmed(self, group: str) -> list[MessageQueue]:
+        """The queues of a group's topics that wait for a confirmation."""
+        return [queue for topic in self._topics_of(group) for queue in self._queues.unconfirmed(topic)]
+
+    async def confirm(self, queues: Iterable[MessageQueue]) -> None:
+        """Let queues get owners, for good."""
+        self._queues.confirmed.confirm(queues)
+        await self._save_confirmed()
+        self._queues.changed.set()
+
+    async def _save_confirmed(self) -> None:
+        state, text = self._parts.state, msgspec.json.encode(list(self._queues.confirmed)).decode()
+        await self._parts.row_thread.call(lambda: state.put(CONFIRMED_QUEUES, text))
 
     def forget(self, group: str) -> None:
         """A group has moved back to the brokers."""

@@ -166,6 +166,8 @@ class CoordinateBody(Body):
     """From the coordinator back to the brokers."""
     apply: bool = False
     """False: only say what would happen."""
+    confirm: bool = False
+    """Nothing is moved: the new queues of the group's topics are confirmed. Without `apply`, they are only named."""
 
 
 class CoordinatedQueue(Body):
