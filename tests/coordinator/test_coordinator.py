@@ -345,4 +345,4 @@ def test_new_queues_get_no_owner_until_they_are_confirmed(
             assert not locked(client, 1)  # that was a preview
             admin.confirm_queues(GROUP, apply=True)
             until(lambda: locked(client, 1))
-    assert not admin.confirm_queues(GROUP).queues
+        assert not admin.confirm_queues(GROUP).queues
