@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from lanemq.client.coordination import COORDINATOR_NAMESPACE
+from lanemq.client.coordination import COORDINATOR_NAMESPACE, entries_in
 from lanemq.client.topic_route import TopicRoute, topic_route
 from lanemq.client.topics import MASTER, Steps, checked, delete_setting, look_up, put_setting, run_async
 from lanemq.model.errors import ConnectFailed, GroupNotFound, LaneError, RemoteProtocolError, TransportError
@@ -27,7 +27,7 @@ from lanemq.wire.headers import (
     UpdateOffsetHeader,
 )
 from lanemq.wire.record import PULL_SUBSCRIPTION, RecordView
-from lanemq.wire.route_bodies import ClusterInfo, KVTable
+from lanemq.wire.route_bodies import ClusterInfo
 from lanemq.wire.stats_bodies import ConsumerConnection, ConsumeStats
 
 REQUEST_SECONDS = 3.0
@@ -67,9 +67,7 @@ class ClusterLink:
         """The coordinators that one name server has."""
         header = KvHeader(namespace=COORDINATOR_NAMESPACE)
         reply = await self._ask(server, Command(RequestCode.GET_KVLIST_BY_NAMESPACE, 0, ext=header.to_ext()))
-        if reply.code == ResponseCode.QUERY_NOT_FOUND:
-            return {}
-        return KVTable.decode(checked(reply).body).table
+        return {} if reply.code == ResponseCode.QUERY_NOT_FOUND else entries_in(checked(reply))
 
     async def put(self, key: str, value: str, servers: Iterable[Address]) -> Sequence[Address]:
         """Sets an entry at name servers; returns those that were not reached."""

@@ -136,8 +136,8 @@ class ClusterWatch:
 
     async def register(self) -> None:
         """Enter this coordinator and its groups where they are missing; raises if another one is entered."""
-        wanted = {EVERY_GROUP: entry_text(self._name, self.address)}
-        wanted |= dict.fromkeys(self._parts.groups, str(self.address))
+        wanted = dict.fromkeys(self._parts.groups, str(self.address))
+        wanted[EVERY_GROUP] = entry_text(self._name, self.address)  # the last: where it is, all others are
         for server in self._link.servers:
             try:
                 found = await self._link.settings(server)

@@ -160,11 +160,13 @@ def describe(name: str, server: str, as_json: bool) -> None:
             "members": found.members,
             "subscriptions": dict(found.subscriptions),
             "queues": [each.document() for each in queues],
+            "coordinator": found.coordinator or None,
             "note": found.note,
         },
         f"group {name}: {plural(len(found.members), 'member')}"
         + ("" if found.broadcasting else f", lag {plural(found.lag, 'message')}")
-        + (f", the oldest is {duration_text(oldest)} old" if oldest is not None else ""),
+        + (f", the oldest is {duration_text(oldest)} old" if oldest is not None else "")
+        + (f", coordinated by {found.coordinator}" if found.coordinator else ""),
         _grid_of_queues(
             _COLUMNS,
             [_row(each) for each in queues],

@@ -227,6 +227,8 @@ def name_owners(
     group: GroupDescription, leases: Iterable[LeaseView], silent: Collection[str], reports: MemberReports
 ) -> GroupDescription:
     """The group with the owner of each queue: of its lease or, on the `silent` brokers, as members report it."""
+    if group.coordinator:
+        silent = ()
     leased = {lease.queue: lease for lease in leases if lease.group == group.group}
     own = {member: report for (name, member), report in reports.items() if name == group.group}
     reported = {queue: member for member, report in own.items() for queue in report.owned if queue.broker in silent}

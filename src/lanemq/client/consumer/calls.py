@@ -10,7 +10,7 @@ from typing import NamedTuple
 from lanemq.client.consumer.coordination import COORDINATOR, Coordination
 from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.pull_stream import Following, Pulled, PullStream, one_pull
-from lanemq.client.coordination import coordinator_of
+from lanemq.client.coordination import coordinator_of, named_coordinator
 from lanemq.client.routing import AsyncRoutes
 from lanemq.client.topic_route import REFRESH_MILLIS, TopicRoute
 from lanemq.client.topics import checked, run_async
@@ -111,8 +111,11 @@ class ConsumerCalls:
             return
         if coordination.known and now - self._asked_at < REFRESH_MILLIS:
             return
-        servers = () if coordination.known else self._routes.servers  # later, one that does not answer costs nothing
-        found = await run_async(coordinator_of(self._group, servers), self._routes.ask)
+        found = named_coordinator(self._options.coordinator)
+        if found is None:
+            # Later only one, so that others that do not answer cost nothing.
+            servers = () if coordination.known else self._routes.servers
+            found = await run_async(coordinator_of(self._group, servers), self._routes.ask)
         if found is None and not coordination.known:
             await self._refuse_disabled(route)
         if found is not None and self._options.compat == "rocketmq":
