@@ -328,7 +328,7 @@ def test_new_queues_get_no_owner_until_they_are_confirmed(
         state = State(first.options.data / "coordinator.db")
         state.put(CONFIRMED_QUEUES, f'[["{TOPIC}", "{BROKER}", 0]]')
         state.close()
-        with RawClient(str(start().address)) as client:
+        with RawClient(str(start(port=first.address.port).address)) as client:
             client.unlock("one", TOPIC, (0, 1), group=GROUP)
             until(lambda: locked(client, 0))
             assert not locked(client, 1)

@@ -15,6 +15,7 @@ from lanemq.client.coordination import EVERY_GROUP, entry_text, read_entry
 from lanemq.coordinator.cluster import CONSUME_ENABLE, ClusterLink, masters_in, settings_of
 from lanemq.coordinator.copies import OffsetCopies
 from lanemq.coordinator.queues import ClusterQueues
+from lanemq.coordinator.retention import ParkedCopies
 from lanemq.model.errors import LaneError, ProtocolError
 from lanemq.model.names import RETRY_PREFIX, pull_group
 from lanemq.model.queue import MessageQueue
@@ -35,6 +36,8 @@ LOCKS_EVERY_MS = 15_000
 GROUPS_EVERY_MS = 10_000
 """Between two looks at whether groups are still disabled at a broker."""
 ENTRIES_EVERY_MS = 5_000
+PARKED_EVERY_MS = 30_000
+"""Between two looks at what brokers may delete of parked lanes."""
 COPIES_EVERY_MS = 5_000
 """Between two copies of offsets to the brokers. Short: each costs a broker a request for every queue that moved."""
 
@@ -58,6 +61,7 @@ class ClusterWatch:
         self.client_id = f"lanemq-coordinator-{name}"
         """Holds Apache's locks."""
         self.copies = OffsetCopies(parts, link)
+        self.parked_copies = ParkedCopies(parts, link)
         self._last: dict[object, Millis] = {}
         self._guarded: dict[tuple[str, Address], None] = {}
         """Groups, and masters at which they were seen disabled."""
@@ -65,6 +69,7 @@ class ClusterWatch:
 
     async def run(self) -> None:
         """Watches until cancelled. Raises `OtherCoordinator` if another one has taken over the cluster."""
+        await self.parked_copies.restore()
         while True:
             self._queues.changed.clear()
             try:
@@ -160,6 +165,8 @@ class ClusterWatch:
                     await self._lock(group, name, master)
                     if self._is_due(("copies", group, master), COPIES_EVERY_MS):
                         await self.copies.copy(group, name, master)
+            if self._is_due(("parked", master), PARKED_EVERY_MS):
+                await self.parked_copies.round(name, master)
         except (LaneError, ProtocolError) as error:
             self._warnings.failed(name, f"queues of {name} get no new owner until it answers", error)
 

@@ -44,7 +44,10 @@ class NextBody(Body):
 class NextOffsets(Body):
     """Answers LANE_PARK_NEXT and LANE_PARKED_SHOW of a coordinator, which has no messages: where the next ones are."""
 
+    left_out = ("copied",)
     offsets: list[int] = field(default_factory=list)
+    copied: dict[int, bytes] = field(default_factory=dict)
+    """Messages that were copied, because their broker may delete them."""
 
 
 class LaneBody(Body):
