@@ -559,7 +559,7 @@ def test_the_checker_finds_messages_that_a_member_with_fewer_tags_skips(
 ) -> None:
     """The broker gives queues to all members, as if their tags were the same."""
     monkeypatch.setattr(membership._Group, "waits", lambda *_: False)
-    monkeypatch.setattr(PullHandler, "_skips_nothing", lambda *_: True)
+    monkeypatch.setattr(PullHandler, "_check_filter", lambda *_: None)
     report = deploy_another_tag(run)
     assert report.verdict is Verdict.VIOLATION
     assert {found.invariant for found in report.violations} == {"S1"}

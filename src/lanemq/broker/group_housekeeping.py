@@ -11,6 +11,8 @@ from lanemq.model.units import Millis
 
 log = logging.getLogger(__name__)
 
+MAX_IDLE_SECONDS = 120.0
+"""Silence after which a server closes a connection (RocketMQ: NettyServerConfig)."""
 PAUSE_MS = 1_000
 """A longer time between two ticks means that this process did not run: it or its machine was suspended."""
 MAX_LINES = 64

@@ -18,7 +18,7 @@ from lanemq.broker.charges import Charges
 from lanemq.broker.connections import Connections
 from lanemq.broker.context import Counters, GroupContext
 from lanemq.broker.dispatch import Dispatch, Handler
-from lanemq.broker.group_housekeeping import GroupHousekeeping
+from lanemq.broker.group_housekeeping import MAX_IDLE_SECONDS, GroupHousekeeping
 from lanemq.broker.handlers.groups import GroupHandler
 from lanemq.broker.handlers.locks import LockHandler
 from lanemq.broker.handlers.offsets import OffsetHandler
@@ -56,8 +56,6 @@ from lanemq.wire.route_bodies import ClusterInfo
 log = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.05
-IDLE_SECONDS = 120.0
-"""Seconds of silence after which a connection is closed (RocketMQ: NettyServerConfig)."""
 STATE_FILE = "coordinator.db"
 _NAME, _CLUSTER = "coordinator", "cluster"
 """Names of values in the state database."""
@@ -164,16 +162,16 @@ class Coordinator:
 
     async def _entries(self, link: ClusterLink) -> list[str]:
         """The entry of a coordinator at each name server; empty if it has none. All of them must answer at a start."""
-        found = []
+        entries = []
         for server in link.servers:
             try:
-                found.append((await link.settings(server)).get(EVERY_GROUP, ""))
+                entries.append((await link.settings(server)).get(EVERY_GROUP, ""))
             except TransportError as error:
                 raise UsageError(
                     f"name server {server} does not answer ({error}), and may know another coordinator: start again "
                     f"when it does, or without it in --cluster if it is gone for good"
                 ) from error
-        return found
+        return entries
 
     async def _check_groups(self, state: State, info: ClusterInfo, link: ClusterLink) -> None:
         """The name servers know no coordinator: they have lost their settings, or this is another cluster."""
@@ -304,7 +302,7 @@ async def _tick(groups: GroupHousekeeping, server: Server, clock: Clock) -> None
     """Housekeeping, for ever. A step that fails must not prevent the others."""
     while True:
         await asyncio.sleep(TICK_SECONDS)
-        steps: list[Callable[[], None]] = [*groups.steps(clock.now()), partial(server.close_idle, IDLE_SECONDS)]
+        steps: list[Callable[[], None]] = [*groups.steps(clock.now()), partial(server.close_idle, MAX_IDLE_SECONDS)]
         for step in steps:
             try:
                 step()

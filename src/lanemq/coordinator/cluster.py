@@ -132,12 +132,14 @@ class ClusterLink:
         ext = ConsumeStatsHeader(consumer_group=group).to_ext()
         reply = checked(await self._ask(broker, Command(RequestCode.GET_CONSUME_STATS, 0, ext=ext)))
         table = ConsumeStats.decode(reply.body).offset_table
-        found = {
+        offsets = {
             queue: QueueOffset(at.consumer_offset) for queue, at in table.items() if wanted is None or queue in wanted
         }
         # 0 may also stand for "never committed", and such a queue starts where its next owner says.
-        unsure = [queue for queue, offset in found.items() if offset <= 0 and not await self._has(broker, group, queue)]
-        return {queue: offset for queue, offset in found.items() if queue not in unsure}
+        unsure = [
+            queue for queue, offset in offsets.items() if offset <= 0 and not await self._has(broker, group, queue)
+        ]
+        return {queue: offset for queue, offset in offsets.items() if queue not in unsure}
 
     async def _has(self, broker: Address, group: str, queue: MessageQueue) -> bool:
         header = QueryOffsetHeader(

@@ -120,10 +120,10 @@ class MoveHandler:
     async def _offsets_at(self, group: str, masters: Mapping[str, Address]) -> dict[MessageQueue, QueueOffset]:
         if group in self._parts.groups:
             return {each.queue: each.offset or QueueOffset(0) for each in self._parts.progress.of_group(group)}
-        found: dict[MessageQueue, QueueOffset] = {}
+        offsets: dict[MessageQueue, QueueOffset] = {}
         for master in masters.values():
-            found |= await self._link.offsets(master, group)
-        return found
+            offsets |= await self._link.offsets(master, group)
+        return offsets
 
     async def _save(self, settings: SubscriptionGroupConfig, offsets: Mapping[MessageQueue, QueueOffset]) -> None:
         """Put the group and its offsets on disk, then serve it."""

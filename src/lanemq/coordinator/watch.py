@@ -145,10 +145,10 @@ class ClusterWatch:
         wanted[EVERY_GROUP] = entry_text(self._name, self.address)  # the last: where it is, all others are
         for server in self._link.servers:
             try:
-                found = await self._link.settings(server)
-                refuse_other(self._name, found.get(EVERY_GROUP, ""))
+                settings = await self._link.settings(server)
+                refuse_other(self._name, settings.get(EVERY_GROUP, ""))
                 for key, value in wanted.items():
-                    if found.get(key) != value:
+                    if settings.get(key) != value:
                         await self._link.put(key, value, (server,))
             except OtherCoordinator:
                 raise

@@ -6,6 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from tests.core.brokering.consistency import check
 
 from lanemq.core.brokering.membership import (
     Changes,
@@ -362,7 +363,7 @@ class MembershipMachine(RuleBasedStateMachine):
 
     @invariant()
     def indexes_agree(self) -> None:
-        self.table._check()
+        check(self.table)
 
     def _views(self) -> dict[str, tuple[object, ...]]:
         table = self.table

@@ -120,7 +120,7 @@ class GroupHandler:
         try:
             beat = self._checked(peer, request)
         except LaneError as error:
-            # The client may show nothing of it, and would only seem to receive no messages.
+            # The client may not show the error: it would only seem to receive no messages.
             client = f"{request.language[:32]} client at {peer.remote.host}"
             self._warnings.warn(peer.remote.host, f"a heartbeat of a {client} is refused: {error}")
             raise
@@ -192,8 +192,8 @@ class GroupHandler:
             if lost is not None:
                 self._warn_of_lost(lost)
                 continue
-            found = ((each.topic, members.mixed_filters(name, each.topic)) for each in beat.subscriptions)
-            topic, filters = next(((topic, each) for topic, each in found if each is not None), ("", None))
+            mixed = ((each.topic, members.mixed_filters(name, each.topic)) for each in beat.subscriptions)
+            topic, filters = next(((topic, each) for topic, each in mixed if each is not None), ("", None))
             if filters is None:
                 continue
             begins = f"group {name}: members read {topic} with different tags"
@@ -261,13 +261,13 @@ class GroupHandler:
             )
 
     def _refuse_conflict(self, client_id: str, groups: dict[str, GroupHeartbeat]) -> None:
-        found = self._parts.members.conflict(client_id, groups)
-        if found is not None:
-            theirs, ours = ("in order", "concurrently") if found.member_is_ordered else ("concurrently", "in order")
+        conflict = self._parts.members.conflict(client_id, groups)
+        if conflict is not None:
+            theirs, ours = ("in order", "concurrently") if conflict.member_is_ordered else ("concurrently", "in order")
             raise BrokerRefused(
                 ResponseCode.GROUP_CONFLICT,
-                f"group {found.group}: member {found.member} consumes {found.topic or 'its topics'} {theirs}, so "
-                f"{client_id} cannot consume {ours}: stop that member, or use another group",
+                f"group {conflict.group}: member {conflict.member} consumes {conflict.topic or 'its topics'} {theirs}, "
+                f"so {client_id} cannot consume {ours}: stop that member, or use another group",
             )
         other = self._parts.members.filter_conflict(client_id, groups)
         if other is not None:

@@ -291,8 +291,8 @@ class LockHandler:
     def _current(self, rows: Sequence[SavedLease]) -> Sequence[SavedLease]:
         """Rows of leases that are still as they were in an earlier step. Those of a topic that was deleted since must
         not be written behind its deletion."""
-        found = [(row, self._parts.locks.latest(row.group, row.queue)) for row in rows]
-        return [row for row, last in found if last is not None and last.epoch == row.epoch]
+        pairs = [(row, self._parts.locks.latest(row.group, row.queue)) for row in rows]
+        return [row for row, last in pairs if last is not None and last.epoch == row.epoch]
 
     def _save(self, peer: Peer, request: Command, rows: Sequence[SavedLease], saved: Callable[[], None]) -> None:
         """Call `saved` once the rows are on disk, immediately if there are none; or answer with the error."""

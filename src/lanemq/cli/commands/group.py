@@ -185,7 +185,7 @@ def describe(name: str, server: str, as_json: bool) -> None:
 
 @group.command()
 @click.argument("group")
-@click.argument("topic")
+@click.option("--topic", required=True, help="Topic whose offsets are reset.")
 @click.option(
     "--to",
     required=True,
@@ -199,7 +199,7 @@ def describe(name: str, server: str, as_json: bool) -> None:
 def reset(
     group: str, topic: str, to: str, number: int | None, dry_run: bool, yes: bool, server: str, as_json: bool
 ) -> None:
-    """Reset the offsets of GROUP in TOPIC.
+    """Reset the offsets of GROUP in a topic.
 
     Moving back repeats messages, moving forward skips messages. A reset forgets what the group has finished above its
     offset, so those messages are repeated too. What you confirm is what is done: if the group or the topic changed in

@@ -139,7 +139,7 @@ class MemberQuestions:
         self._clock = clock
 
     def reports(self, members: Sequence[tuple[str, str, Address]]) -> MemberReports:
-        """What each member reports; given are its group, its client id and a broker that it is connected to."""
+        """What each member reports, named by its group, its client id and a broker that it is connected to."""
         reports = {
             (group, name): MemberReport(why=f"not asked, because {MAX_ASKED} others were") for group, name, _ in members
         }

@@ -113,16 +113,16 @@ class ConsumerCalls:
             return
         if coordination.known and now - self._asked_at < REFRESH_MILLIS:
             return
-        found = named_coordinator(self._options.coordinator)
-        if found is None:
+        address = named_coordinator(self._options.coordinator)
+        if address is None:
             # Later only one, so that others that do not answer cost nothing.
             servers = () if coordination.known else self._routes.servers
-            found = await run_async(coordinator_of(self._group, servers), self._routes.ask)
-        if found is None and not coordination.known:
+            address = await run_async(coordinator_of(self._group, servers), self._routes.ask)
+        if address is None and not coordination.known:
             await self._refuse_disabled(route)
-        if found is not None and self._options.compat == "rocketmq":
+        if address is not None and self._options.compat == "rocketmq":
             raise InvalidOption(f"group {self._group} is coordinated, which compat='rocketmq' excludes: use 'auto'")
-        coordination.found(found)
+        coordination.found(address)
         self._asked_at = now
 
     async def _refuse_disabled(self, route: TopicRoute) -> None:

@@ -133,7 +133,7 @@ _Member: TypeAlias = tuple[ConnectionId, str]
 
 
 class _Expiry:
-    """How long a member may be silent on one connection, and until when it is a member if it stays silent."""
+    """How long a member may be silent on one connection, and when it stops being a member if it stays silent."""
 
     __slots__ = ("after", "at", "extended", "serial")
 
@@ -163,11 +163,11 @@ class _Group:
     subscribers: dict[str, int] = field(default_factory=dict)
     """Topic → how many members subscribe to it."""
     sizes: dict[int, int] = field(default_factory=dict)
-    """How many members have so many topics."""
+    """Number of topics → how many members have that many."""
     kinds: dict[tuple[str, bool], int] = field(default_factory=dict)
-    """Topic, and whether in order → how many members consume it so."""
+    """(topic, ordered) → how many members consume it that way."""
     only: dict[bool, int] = field(default_factory=dict)
-    """How many members consume all their topics in order, and how many none of them."""
+    """How many members consume all their topics in order (True), and how many none of them (False)."""
     filters: dict[str, TopicFilters] = field(default_factory=dict)
     """Topic → the tag filters of its members; none is empty."""
 
@@ -285,20 +285,6 @@ class _Group:
         """The subscription to a topic with the highest version."""
         subscriptions = [topics[topic] for topics in self.topics.values() if topic in topics]
         return max(subscriptions, key=lambda each: each.version, default=None)
-
-    def check(self) -> None:
-        assert self.members
-        assert all(self.members.values())
-        assert self.members.keys() == self.topics.keys()
-        fresh = _Group(self.name, self.latest, self.lost, FilterRows(lambda *_: None))
-        for topics in self.topics.values():
-            fresh._count(topics, 1)
-        assert (fresh.subscribers, fresh.sizes) == (self.subscribers, self.sizes)
-        assert (fresh.kinds, fresh.only) == (self.kinds, self.only)
-        assert fresh.filters.keys() == self.filters.keys()
-        for topic, filters in self.filters.items():
-            assert (filters.counts, filters.stock) == (fresh.filters[topic].counts, fresh.filters[topic].stock)
-            filters.check()
 
 
 class Membership:
@@ -712,41 +698,6 @@ class Membership:
         if client_id is not None:
             self._clients[connection] = client_id
             self._connections_of.setdefault(client_id, set()).add(connection)
-
-    def _check(self) -> None:
-        seats = {
-            (name, (connection, client_id))
-            for name, group in self._groups.items()
-            for client_id, connections in group.members.items()
-            for connection in connections
-        }
-        assert seats == self._expiries.keys()
-        assert seats == {key for keys in self._by_connection.values() for key in keys}
-        assert self._by_connection.keys() <= self._clients.keys()
-        assert {(client, c) for client, held in self._connections_of.items() for c in held} == {
-            (client, connection) for connection, client in self._clients.items()
-        }
-        for group in self._groups.values():
-            group.check()
-        held = {
-            (name, client_id): sum(each.bytes for each in topics.values())
-            for name, group in self._groups.items()
-            for client_id, topics in group.topics.items()
-            if topics
-        }
-        self._lost.check()
-        known = {*self._groups, *(group for group, _ in self._lost.members())}
-        named = ((group, topic) for group in known for topic in self.selections(group))
-        self.filter_rows.check(key for key in named if self.widest(*key) is not None)
-        held |= {key: self._payers[key][1] for key in self._lost.members()}
-        assert held == {key: size for key, (_, size) in self._payers.items()}
-        paid: dict[str, int] = {}
-        for payer, size in self._payers.values():
-            _add(paid, payer, size)
-        assert paid == self._paid
-        watched = {key: at for at, serial, key in self._ends if key in seats and self._expiries[key].serial == serial}
-        assert watched.keys() == seats
-        assert all(watched[key] <= expiry.at for key, expiry in self._expiries.items())
 
 
 def _add(counts: dict[K, int], key: K, by: int) -> None:

@@ -76,7 +76,7 @@ class ProgressTable:
         self._watching: list[ProgressChanges] = []
 
     def at(self, group: str, queue: MessageQueue) -> QueueProgress:
-        """The progress of a group in a queue, also if there is none yet."""
+        """The progress of a group in a queue; an empty one if there is none yet."""
         topic = self._groups.get(group, _NO_GROUP).topics.get(queue.topic)
         known = None if topic is None else topic.queues.get(queue)
         return QueueProgress(self, group, queue) if known is None else known

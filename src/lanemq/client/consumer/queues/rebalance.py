@@ -309,7 +309,7 @@ class Rebalancer:
             except LaneError as error:
                 self._failed(route.topic, f"queues of {route.topic} at {broker} cannot be taken yet", error)
                 return 0
-        return sum(await asyncio.gather(*(self._begin(route, queue, *given) for queue, given in leases.items())))
+        return sum(await asyncio.gather(*(self._begin(route, queue, *start) for queue, start in leases.items())))
 
     async def _begin(
         self, route: TopicRoute, queue: MessageQueue, lease: QueueLease | None, granted: Granted | None
