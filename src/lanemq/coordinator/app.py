@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
+import msgspec
+
 from lanemq.broker.charges import Charges
 from lanemq.broker.connections import Connections
 from lanemq.broker.context import Counters, GroupContext
@@ -35,7 +37,8 @@ from lanemq.coordinator.comparison import ComparisonHandler
 from lanemq.coordinator.config import CoordinatorOptions
 from lanemq.coordinator.moves import MoveHandler
 from lanemq.coordinator.queues import ClusterQueues, RemoteLog
-from lanemq.coordinator.watch import ClusterWatch, refuse_other
+from lanemq.coordinator.watch import CONFIRMED_QUEUES, ClusterWatch, refuse_other
+from lanemq.core.brokering.cluster.confirmed_queues import ConfirmedQueues
 from lanemq.core.brokering.quotas import GroupUse
 from lanemq.history import last_time, open_history
 from lanemq.log.folder.lock import DataLock
@@ -190,7 +193,8 @@ class Coordinator:
         self, identity: Identity, state: State, thread: DiskThread, recording: Recording, link: ClusterLink
     ) -> "CoordinatorParts":
         clock, loop = self._clock, asyncio.get_running_loop()
-        queues, slices, counters = ClusterQueues(clock), LoopSlices(loop, nanoseconds_of(clock)), Counters()
+        confirmed = ConfirmedQueues(msgspec.json.decode(state.get(CONFIRMED_QUEUES) or "[]", type=list[MessageQueue]))
+        queues, slices, counters = ClusterQueues(clock, confirmed), LoopSlices(loop, nanoseconds_of(clock)), Counters()
         tables = recovered_groups(state, clock, thread, RemoteLog())
         queues.remember(MessageQueue(row.topic, row.broker, row.queue_id) for row in state.leases())
         if recording.on:

@@ -42,7 +42,7 @@ class OffsetCopies:
             self._warnings.warn(
                 f"{group} {queue}",
                 f"group {group}: somebody has set its offset in {queue} to {theirs} at the broker. The group is "
-                f"coordinated and stays at {offset}. To move it there: lanemq group reset {group} {queue.topic} "
+                f"coordinated and stays at {offset}. To move it there: lanemq group reset {group} --topic {queue.topic} "
                 f"--queue {queue.queue_id} --to {theirs}",
             )
         if wanted:

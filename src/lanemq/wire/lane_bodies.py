@@ -44,7 +44,10 @@ class NextBody(Body):
 class NextOffsets(Body):
     """Answers LANE_PARK_NEXT and LANE_PARKED_SHOW of a coordinator, which has no messages: where the next ones are."""
 
+    left_out = ("copied",)
     offsets: list[int] = field(default_factory=list)
+    copied: dict[int, bytes] = field(default_factory=dict)
+    """Messages that were copied, because their broker may delete them."""
 
 
 class LaneBody(Body):
@@ -166,6 +169,8 @@ class CoordinateBody(Body):
     """From the coordinator back to the brokers."""
     apply: bool = False
     """False: only say what would happen."""
+    confirm: bool = False
+    """Nothing is moved: the new queues of the group's topics are confirmed. Without `apply`, they are only named."""
 
 
 class CoordinatedQueue(Body):

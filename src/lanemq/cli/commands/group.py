@@ -228,16 +228,23 @@ def reset(
 @group.command()
 @click.argument("name")
 @click.option("--out", is_flag=True, help="Move the group from the coordinator back to the brokers.")
+@click.option("--confirm-queues", "confirms", is_flag=True, help="Let new queues of the group's topics get owners.")
 @click.option("--dry-run", is_flag=True, help="Only show what would happen.")
 @YES
 @asks_server
-def coordinate(name: str, out: bool, dry_run: bool, yes: bool, server: str, as_json: bool) -> None:
+def coordinate(name: str, out: bool, confirms: bool, dry_run: bool, yes: bool, server: str, as_json: bool) -> None:
     """Move a group of an Apache cluster to its coordinator, or back (--out).
 
     The group continues at the same offsets. Stop its members first, and start them again afterwards: LaneMQ's members
     find the coordinator by themselves. Other members get no messages of a coordinated group.
+
+    Queues that are added to a topic later get no owner until you confirm them (--confirm-queues), because keys may
+    have moved there: wait until the older messages of these keys are done.
     """
     with CoordinatedAdmin(server) as admin:
+        if confirms:
+            _confirm_queues(admin, name, dry_run=dry_run, yes=yes, as_json=as_json)
+            return
         plan = admin.move(name, out=out)
         if plan.problems or plan.moved:
             why = "; ".join(plan.problems) or "it is coordinated already"
@@ -250,6 +257,16 @@ def coordinate(name: str, out: bool, dry_run: bool, yes: bool, server: str, as_j
                 raise CliError(f"group {name} is not moved: {'; '.join(plan.problems)}")
     document = {"moved": plan.moved, "queues": msgspec.to_builtins(plan.queues)}
     show(as_json, lambda: document, _move_grid(plan))
+
+
+def _confirm_queues(admin: CoordinatedAdmin, name: str, *, dry_run: bool, yes: bool, as_json: bool) -> None:
+    new = admin.confirm_queues(name).queues
+    rows = [(each.topic, each.broker, each.queue_id) for each in new]
+    grid = Grid(("topic", "broker", "queue"), rows, empty="no queue waits for a confirmation")
+    if new and not dry_run:
+        confirm(yes, f"{plural(len(new), 'new queue')} will get owners, in all groups", grid)
+        admin.confirm_queues(name, apply=True)
+    show(as_json, lambda: {"confirmed": bool(new) and not dry_run, "queues": msgspec.to_builtins(new)}, grid)
 
 
 def _move_grid(plan: CoordinateAnswer) -> Grid:
