@@ -66,10 +66,15 @@ class GroupMember:
 
     def __init__(self, group: str, wanted: Wanted, front: FrontOptions, clock: Clock, on_work: Callable[[], None]):
         self.group, self.wanted = group, wanted
-        settings: ConsumerSettings = {"codec": "bytes", "commit_every": REPORT_SECONDS, "stop_timeout": STOP_SECONDS}
+        settings: ConsumerSettings = {
+            "codec": "bytes",
+            "commit_every": REPORT_SECONDS,
+            "stop_timeout": STOP_SECONDS,
+            "clock": clock,
+        }
         if front.history is not None:
             settings["history"] = front.history
-        self.options = consumer_options(front.servers, group, clock=clock, **settings)
+        self.options = consumer_options(front.servers, group, **settings)
         history = self.options.history
         self.recorder = TurnRecorder(group, history, clock, keyed=wanted.ordered) if history.on else None
         self._on_work = on_work

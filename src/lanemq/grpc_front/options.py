@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lanemq.model.errors import InvalidOption
-from lanemq.model.units import Seconds
 from lanemq.net.address import Address, Servers
 from lanemq.net.server_tls import ServerTls
 
@@ -23,9 +22,9 @@ class FrontOptions:
     """Attempts after the first one, before a key is parked; -1 never parks it."""
     dead_letter_groups: frozenset[str] = frozenset()
     """Groups whose failed messages become dead letters, so that later ones of the key pass them."""
-    longest_handler: Seconds = 900.0
-    """How long a push consumer may have a message without a decision. Then another one gets it, even if the client is
-    there: some clients lose acknowledgements, and would keep the key for ever."""
+    longest_handler: float = 900.0
+    """How many seconds a push consumer may have a message without a decision. Then another one gets it, even if the
+    client is there: some clients lose acknowledgements, and would keep the key for ever."""
     max_body_bytes: int = 4 * 1024 * 1024
     """Largest body, which clients are told, too."""
     max_clients: int = 10_000

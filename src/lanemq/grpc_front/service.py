@@ -80,7 +80,7 @@ class FrontService:
         self.handing = Handing(boot, clock, Millis(round(options.longest_handler * 1000)))
         self.sender = sender
         self.draining = False
-        self._access, self._routes, self.clock = access, routes, clock
+        self.access, self._routes, self.clock = access, routes, clock
         self._unary: dict[str, tuple[type, Callable[..., Awaitable[object]], type]] = {
             "QueryRoute": (QueryRouteRequest, self._query_route, QueryRouteResponse),
             "Heartbeat": (HeartbeatRequest, self._heartbeat, StatusResponse),
@@ -120,21 +120,21 @@ class FrontService:
 
     async def _query_route(self, head: CallHead, _: GrpcClient, request: QueryRouteRequest) -> QueryRouteResponse:
         topic = name_of(request.topic, "topic")
-        self._access.look(head, topic)
+        self.access.look(head, topic)
         return await self._routes.answer(topic, request.endpoints)
 
     async def _query_assignment(
         self, head: CallHead, client: GrpcClient, request: QueryAssignmentRequest
     ) -> QueryAssignmentResponse:
         topic, group = name_of(request.topic, "topic"), name_of(request.group, "group")
-        self._access.consume(head, group, topic)
+        self.access.consume(head, group, topic)
         return await self._routes.assignments(topic, request.endpoints)
 
     # sending
 
     async def _send(self, head: CallHead, _: GrpcClient, request: SendMessageRequest) -> SendMessageResponse:
         for topic in {name_of(message.topic, "topic") for message in request.messages}:
-            self._access.send(head, topic)
+            self.access.send(head, topic)
         return await self.sender.send(request.messages)
 
     # clients
@@ -142,14 +142,14 @@ class FrontService:
     async def _heartbeat(self, head: CallHead, client: GrpcClient, request: HeartbeatRequest) -> StatusResponse:
         if request.group is not None:
             group = name_of(request.group, "group")
-            self._access.act_for(head, group)
+            self.access.act_for(head, group)
         else:
-            self._access.known(head)
+            self.access.known(head)
         client.type = request.client_type or client.type
         return StatusResponse(OK)
 
     async def _terminate(self, head: CallHead, client: GrpcClient, _: TerminationRequest) -> StatusResponse:
-        self._access.known(head)
+        self.access.known(head)
         self._leave(client)
         return StatusResponse(OK)
 
@@ -173,10 +173,10 @@ class FrontService:
             group = name_of(subscription.group, "group")
             tags = {name_of(each.topic, "topic"): tags_in(each.expression) for each in subscription.subscriptions}
             for topic in tags:
-                self._access.consume(head, group, topic)
+                self.access.consume(head, group, topic)
             ordered = await self._subscribe(client, group, tags)
         else:
-            self._access.known(head)
+            self.access.known(head)
         told = answer_to(
             settings, client.language, ordered=ordered,
             max_body_bytes=self.options.max_body_bytes, retries=self.options.retries,
@@ -231,7 +231,7 @@ class FrontService:
         """The messages for a call; empty if none came in time."""
         group = name_of(request.group, "group")
         topic = name_of(request.queue.topic if request.queue is not None else None, "topic")
-        self._access.consume(head, group, topic)
+        self.access.consume(head, group, topic)
         tags = tags_in(request.filter)
         if client.group != group or client.tags.get(topic) != tags:
             await self._subscribe(client, group, {topic: tags})
@@ -250,7 +250,7 @@ class FrontService:
 
     async def _acknowledge(self, head: CallHead, client: GrpcClient, request: AckMessageRequest) -> AckMessageResponse:
         group, topic = name_of(request.group, "group"), name_of(request.topic, "topic")
-        self._access.act_for(head, group)
+        self.access.act_for(head, group)
         entries = [
             AckMessageResultEntry(
                 each.message_id,
@@ -268,7 +268,7 @@ class FrontService:
     async def _forward(self, head: CallHead, client: GrpcClient, request: ForwardRequest) -> StatusResponse:
         """A handler failed. Answered OK also if the handle is stale: clients repeat anything else for ever."""
         group, topic = name_of(request.group, "group"), name_of(request.topic, "topic")
-        self._access.act_for(head, group)
+        self.access.act_for(head, group)
         self.handing.fail(client, request.receipt_handle, group, topic, None)
         return StatusResponse(OK)
 
@@ -277,7 +277,7 @@ class FrontService:
     ) -> ChangeInvisibleResponse:
         """A push consumer says that its handler failed, and when to try again; another one asks for more time."""
         group, topic = name_of(request.group, "group"), name_of(request.topic, "topic")
-        self._access.act_for(head, group)
+        self.access.act_for(head, group)
         asked = Millis(request.invisible_duration.ms) if request.invisible_duration is not None else Millis(0)
         if not 0 <= asked <= MAX_INVISIBLE_MS:
             raise Failed(Code.ILLEGAL_INVISIBLE_TIME, f"{asked} ms is no invisible duration: use up to 12 hours")

@@ -9,7 +9,6 @@ import contextlib
 import errno
 import functools
 import gc
-import ipaddress
 import logging
 import os
 import signal
@@ -33,7 +32,7 @@ from lanemq.cli.output import LogFormat, announce, log_audit_to, log_to_stderr
 from lanemq.cli.settings import PREFIX, SettingsCommand, config_option, origins_of
 from lanemq.model.errors import DiskFull, StorageError
 from lanemq.model.names import DEFAULT_BROKER_NAME
-from lanemq.net.address import parse_address
+from lanemq.net.address import is_loopback, parse_address
 from lanemq.net.descriptors import raise_soft_limit
 from lanemq.net.fast_loop import fast_loop
 from lanemq.net.freed_memory import keep_freed_memory
@@ -275,7 +274,7 @@ def _warnings(options: BrokerOptions) -> Iterator[str]:
         )
         if wrong
     ]
-    if unprotected and not _is_loopback(options.listen.host):
+    if unprotected and not is_loopback(options.listen.host):
         yield (
             f"{options.listen} can be reached from other machines, and {' and '.join(unprotected)}: "
             f"keep it behind a firewall, or use --listen 127.0.0.1:{options.listen.port}"
@@ -388,13 +387,6 @@ def _start_failed(error: OSError, options: BrokerOptions) -> CliError:
 
 def _disk_full(options: BrokerOptions) -> CliError:
     return CliError(f"the disk of {options.data} is full: free some space, then start again; nothing is damaged")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _on_signal(stop: asyncio.Event) -> None:

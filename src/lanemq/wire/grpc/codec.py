@@ -14,7 +14,6 @@ A peer may send anything: whatever is no message raises `RemoteProtocolError`.
 import struct
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from functools import cache
 from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 from lanemq.model.errors import RemoteProtocolError
@@ -140,8 +139,17 @@ class _Table(NamedTuple):
     read: dict[int, tuple[str, Kind]]
 
 
-@cache
+_TABLES: dict[type, _Table] = {}
+
+
 def _table(message: type) -> _Table:
+    known = _TABLES.get(message)
+    if known is None:
+        known = _TABLES[message] = _make_table(message)
+    return known
+
+
+def _make_table(message: type) -> _Table:
     assert is_dataclass(message)
     hints = get_type_hints(message, include_extras=True)
     written: list[_Written] = []
