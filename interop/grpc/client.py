@@ -63,7 +63,7 @@ def send(options):
         try:
             receipt = producer.send(message)
             say(sent=wanted["body"], id=receipt.message_id)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - reported
             say(failed=wanted["body"], why=str(error))
     producer.shutdown()
     say(ended=True)
@@ -129,7 +129,7 @@ def simple(options):
             try:
                 consumer.ack(message)
                 say(done=what["got"], at=time.time())
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - reported
                 say(refused=what["got"], why=str(error))
     consumer.shutdown()
     say(ended=True)

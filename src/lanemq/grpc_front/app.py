@@ -22,7 +22,10 @@ log = logging.getLogger(__name__)
 
 SEND_SECONDS = 10.0
 """How long a message may wait for its broker. Clients wait 3 s and send again, up to three times."""
-DRAIN_SECONDS = 1.0
+DRAIN_SECONDS = 5.0
+"""How long a stop waits for clients to decide about what they have."""
+END_SECONDS = 0.2
+"""How long a stop then waits for calls that are under way."""
 
 
 class Front:
@@ -42,7 +45,7 @@ class Front:
         options, clock = self.options, self._clock
         self._producer = AsyncProducer(
             options.servers, clock=clock, group="lanemq-grpc", codec="bytes", max_body_bytes=options.max_body_bytes,
-            delivery_timeout=SEND_SECONDS, timeout=SEND_SECONDS, on_queue_change="continue",
+            delivery_timeout=SEND_SECONDS, timeout=SEND_SECONDS, on_queue_change="continue", history=options.history,
         )  # fmt: skip
         self._routes = Routes(parse_addresses(options.servers), security_of(), clock)
         sender = Sender(self._producer, clock)
@@ -62,8 +65,8 @@ class Front:
 
     async def stop(self) -> None:
         """Takes no more calls, hands the queues over, and waits for messages that are being sent."""
-        self.service.draining = True
-        await self._transport.stop(DRAIN_SECONDS)
+        await self.service.drain(DRAIN_SECONDS)
+        await self._transport.stop(END_SECONDS)
         if self._tidying is not None:
             self._tidying.cancel()
         await self.service.close()

@@ -22,6 +22,7 @@ from lanemq.client.consumer.turns.scheduler import MessageFinished, MessageRun, 
 from lanemq.client.consumer.turns.subscription import Subscription
 from lanemq.client.consumer.turns.taking import TakingScheduler
 from lanemq.client.consumer.turns.workers import RunEnd
+from lanemq.client.identity import new_client_id
 from lanemq.clock import Clock
 from lanemq.core.consuming.retry_policy import DeadLetter, FailurePolicy, HoldKey, SendBack
 from lanemq.core.consuming.runs import DONE, STOPPED, LaneRun, Order, Outcome, Why
@@ -71,6 +72,7 @@ class GroupMember:
             "commit_every": REPORT_SECONDS,
             "stop_timeout": STOP_SECONDS,
             "clock": clock,
+            "client_id": f"{new_client_id()}-grpc",
         }
         if front.history is not None:
             settings["history"] = front.history

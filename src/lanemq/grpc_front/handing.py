@@ -54,6 +54,7 @@ class Handing:
         self._members: dict[int, tuple[GroupMember, Group]] = {}
         """The member, and its group, of each hand-out by number."""
         self._timers: dict[tuple[str, str], asyncio.TimerHandle] = {}
+        self.draining = False
         self.handed_out = self.acknowledged = self.failures = self.stale = self.returned = 0
 
     # handing out
@@ -90,7 +91,7 @@ class Handing:
 
     def _serve_line(self, group: Group, topic: str, line: "deque[Receive]") -> None:
         for _ in range(len(line)):
-            if not line or group.member is None:
+            if not line or group.member is None or self.draining:
                 return
             call = line.popleft()
             wait = self._fill(group.member, call)

@@ -308,9 +308,16 @@ class FrontService:
                     del self.groups[name]
                     await group.close()
 
+    async def drain(self, seconds: float) -> None:
+        """Hands nothing out any more, and waits for the decisions about what clients have."""
+        self.draining = self.handing.draining = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while len(self.handing.hand_outs):
+                    await asyncio.sleep(TICK_SECONDS / 10)
+
     async def close(self) -> None:
         """Hands all queues over."""
-        self.draining = True
         await asyncio.gather(*(group.close() for group in self.groups.values()))
 
 
@@ -413,6 +420,7 @@ class _Telemetry:
             return TelemetryCommand(error.status if isinstance(error, Failed) else status_of(error))
 
     def ended(self, *, complete: bool) -> None:
+        """A telemetry call is never complete: a client that ends says so, and one whose connection is lost cannot."""
         if self._client is not None:
             now = self._service.clock.now()
-            self._service.clients.alive.ended(self._client.id, self._call, broken=not complete, now=now)
+            self._service.clients.alive.ended(self._client.id, self._call, broken=True, now=now)

@@ -36,6 +36,15 @@ def test_giving_up_one_call_of_a_connection_means_nothing() -> None:
     assert clients.gone(now=at(10 * SILENT_MS)) == []
 
 
+def test_a_lost_connection_is_noticed_whichever_of_its_calls_ends_first() -> None:
+    for broken in (True, False), (False, True):
+        clients = Clients()
+        calls = [clients.opened("c", "here:1", now=at(0)) for _ in range(2)]
+        for call, how in zip(calls, broken, strict=True):
+            clients.ended("c", call, broken=how, now=at(100))
+        assert clients.gone(now=at(100 + RECONNECT_MS)) == ["c"]
+
+
 def test_a_client_with_an_open_call_may_be_silent_and_another_not() -> None:
     clients = Clients()
     clients.opened("open", "here:1", now=at(0))

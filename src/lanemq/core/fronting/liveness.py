@@ -26,8 +26,10 @@ class FrontClient:
     """When it last called."""
     calls: dict[int, str] = field(default_factory=dict)
     """Its open calls, each with the connection that carries it: telemetry, and long polls."""
+    broken: set[str] = field(default_factory=set)
+    """Connections on which a call broke off, and none has begun since."""
     lost_at: Millis | None = None
-    """When its last connection with an open call was lost."""
+    """When the last open call of a broken connection ended."""
 
 
 class Clients:
@@ -48,19 +50,24 @@ class Clients:
     def opened(self, client: str, connection: str, *, now: Millis) -> int:
         """A client has opened a call that stays open; returns its number."""
         number, self._next_call = self._next_call, self._next_call + 1
-        self.seen(client, now=now).calls[number] = connection
+        known = self.seen(client, now=now)
+        known.calls[number] = connection
+        known.broken.discard(connection)
         return number
 
     def ended(self, client: str, number: int, *, broken: bool, now: Millis) -> None:
-        """An open call has ended. It is `broken` if neither side finished it: its connection may be lost.
+        """An open call has ended. It is `broken` if it was not finished: its connection may be lost.
 
-        If others on that connection are open, the client has given up this one call.
+        While others on that connection are open, the client may have given up this one call.
         """
         known = self._clients.get(client)
         if known is None:
             return
         connection = known.calls.pop(number, "")
-        if broken and connection not in known.calls.values():
+        if broken:
+            known.broken.add(connection)
+        if connection in known.broken and connection not in known.calls.values():
+            known.broken.discard(connection)
             known.lost_at = now
 
     def gone(self, *, now: Millis) -> list[str]:
