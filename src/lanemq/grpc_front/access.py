@@ -33,33 +33,29 @@ class Access:
         if self._file is not None:
             self._users = read_users(self._file)
 
-    def send(self, head: CallHead, topic: str) -> None:
-        self._check(head, topic, lambda user: user.may_use_topic(topic, Right.PUB), "send to topic")
+    def send(self, user: User | None, topic: str) -> None:
+        self._check(user, user is None or user.may_use_topic(topic, Right.PUB), f"send to topic {topic!r}")
 
-    def look(self, head: CallHead, topic: str) -> None:
-        self._check(head, topic, lambda user: user.may_use_topic(topic, Right.ANY), "look at topic")
+    def look(self, user: User | None, topic: str) -> None:
+        self._check(user, user is None or user.may_use_topic(topic, Right.ANY), f"look at topic {topic!r}")
 
-    def consume(self, head: CallHead, group: str, topic: str) -> None:
-        self._check(head, topic, lambda user: user.may_use_topic(topic, Right.SUB), "consume from topic")
-        self.act_for(head, group)
+    def consume(self, user: User | None, group: str, topic: str) -> None:
+        self._check(user, user is None or user.may_use_topic(topic, Right.SUB), f"consume from topic {topic!r}")
+        self.act_for(user, group)
 
-    def act_for(self, head: CallHead, group: str) -> None:
-        self._check(head, group, lambda user: user.may_act_for(group), "act for group")
+    def act_for(self, user: User | None, group: str) -> None:
+        self._check(user, user is None or user.may_act_for(group), f"act for group {group!r}")
 
-    def known(self, head: CallHead) -> None:
-        """Only that the call is signed by a user."""
-        if self._users is not None:
-            self._user(head, self._users)
-
-    def _check(self, head: CallHead, name: str, allowed, what: str) -> None:  # type: ignore[no-untyped-def]
-        if self._users is None:
-            return
-        user = self._user(head, self._users)
-        if not allowed(user):
+    def _check(self, user: User | None, allowed: bool, what: str) -> None:
+        if user is not None and not allowed:
             self.refused += 1
-            raise Failed(Code.FORBIDDEN, f"user {user.access_key!r} may not {what} {name!r}")
+            raise Failed(Code.FORBIDDEN, f"user {user.access_key!r} may not {what}")
 
-    def _user(self, head: CallHead, users: Users) -> User:
+    def user_of(self, head: CallHead) -> User | None:
+        """The user that signed a call, None if there are no users; raises `Failed` if no user did."""
+        users = self._users
+        if users is None:
+            return None
         signed = _SIGNED.fullmatch(head.metadata.get("authorization", "").strip())
         user = users.get(signed[1]) if signed is not None else None
         time = head.metadata.get("x-mq-date-time", "")

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from lanemq.broker.access.users import User
 from lanemq.core.fronting.liveness import Clients
 from lanemq.core.fronting.packing import Packing
 from lanemq.grpc_front.answers import Failed
@@ -48,6 +49,7 @@ class GrpcClient:
     language: Language = Language.UNSPECIFIED
     version: str = ""
     type: int = ClientType.UNSPECIFIED
+    user: User | None = None
     group: str | None = None
     tags: dict[str, str] = field(default_factory=dict)
     """What it subscribes to: tags by topic."""
@@ -69,15 +71,20 @@ class ClientTable:
         self._most = most
         self._known: dict[str, GrpcClient] = {}
 
-    def of_call(self, head: CallHead, *, now: Millis) -> GrpcClient:
-        """The client of a call; it counts as seen. One that gives no id is its connection: Go's recovery does so."""
+    def of_call(self, head: CallHead, user: User | None, *, now: Millis) -> GrpcClient:
+        """The client of a call; it counts as seen. One that gives no id is its connection: Go's recovery does so.
+
+        A client's id belongs to the user that came with it first: nobody else can end it or take its messages.
+        """
         given = head.metadata.get("x-mq-client-id") or head.connection
+        known = self._known.get(given)
+        if known is not None and known.user is not None and (user is None or user.access_key != known.user.access_key):
+            raise Failed(Code.FORBIDDEN, f"client id {given!r} belongs to another user")
         if given not in self._known and len(self._known) >= self._most:
             raise Failed(Code.TOO_MANY_REQUESTS, f"this front has {self._most} clients already")
         self.alive.seen(given, now=now)
-        client = self._known.get(given)
-        if client is None:
-            client = self._known[given] = GrpcClient(given)
+        client = known or self._known.setdefault(given, GrpcClient(given))
+        client.user = user
         if client.language is Language.UNSPECIFIED:
             language = head.metadata.get("x-mq-language", "")
             client.language = _LANGUAGES.get(language, Language.UNSPECIFIED)

@@ -55,6 +55,7 @@ class Handing:
         """The member, and its group, of each hand-out by number."""
         self._timers: dict[tuple[str, str], asyncio.TimerHandle] = {}
         self.draining = False
+        self._decided = asyncio.Event()
         self.handed_out = self.acknowledged = self.failures = self.stale = self.returned = 0
 
     # handing out
@@ -216,7 +217,14 @@ class Handing:
         if outcome is not DONE and done == len(hand_out.handles):
             outcome, done = DONE, 0
         member.finish(hand_out.run, outcome, done, error)
+        self._decided.set()
         group.look()
+
+    async def all_decided(self) -> None:
+        """Waits until no client has a message."""
+        while len(self.hand_outs):
+            self._decided.clear()
+            await self._decided.wait()
 
     @property
     def waiting(self) -> int:

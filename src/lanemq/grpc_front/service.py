@@ -101,14 +101,18 @@ class FrontService:
     async def answer(self, head: CallHead, body: bytes) -> bytes:
         kind, act, answered = self._unary[head.method]
         try:
-            client = self.clients.of_call(head, now=self.clock.now())
-            return encode(await act(head, client, decode(kind, body)))
+            return encode(await act(self.caller(head), decode(kind, body)))
         except Failed as failed:
             return encode(answered(failed.status))
         except RemoteProtocolError as error:
             raise Refused("INVALID_ARGUMENT", str(error)) from None
         except LaneError as error:
             return encode(answered(status_of(error)))
+
+    def caller(self, head: CallHead) -> GrpcClient:
+        """The client of a call, which counts as seen; raises `Failed` for one without a valid signature."""
+        user = self.access.user_of(head)
+        return self.clients.of_call(head, user, now=self.clock.now())
 
     def stream(self, head: CallHead, body: bytes) -> Parts:
         return _Received(self, head, body)
@@ -118,38 +122,33 @@ class FrontService:
 
     # routes
 
-    async def _query_route(self, head: CallHead, _: GrpcClient, request: QueryRouteRequest) -> QueryRouteResponse:
+    async def _query_route(self, client: GrpcClient, request: QueryRouteRequest) -> QueryRouteResponse:
         topic = name_of(request.topic, "topic")
-        self.access.look(head, topic)
+        self.access.look(client.user, topic)
         return await self._routes.answer(topic, request.endpoints)
 
-    async def _query_assignment(
-        self, head: CallHead, client: GrpcClient, request: QueryAssignmentRequest
-    ) -> QueryAssignmentResponse:
+    async def _query_assignment(self, client: GrpcClient, request: QueryAssignmentRequest) -> QueryAssignmentResponse:
         topic, group = name_of(request.topic, "topic"), name_of(request.group, "group")
-        self.access.consume(head, group, topic)
+        self.access.consume(client.user, group, topic)
         return await self._routes.assignments(topic, request.endpoints)
 
     # sending
 
-    async def _send(self, head: CallHead, _: GrpcClient, request: SendMessageRequest) -> SendMessageResponse:
+    async def _send(self, client: GrpcClient, request: SendMessageRequest) -> SendMessageResponse:
         for topic in {name_of(message.topic, "topic") for message in request.messages}:
-            self.access.send(head, topic)
+            self.access.send(client.user, topic)
         return await self.sender.send(request.messages)
 
     # clients
 
-    async def _heartbeat(self, head: CallHead, client: GrpcClient, request: HeartbeatRequest) -> StatusResponse:
+    async def _heartbeat(self, client: GrpcClient, request: HeartbeatRequest) -> StatusResponse:
         if request.group is not None:
             group = name_of(request.group, "group")
-            self.access.act_for(head, group)
-        else:
-            self.access.known(head)
+            self.access.act_for(client.user, group)
         client.type = request.client_type or client.type
         return StatusResponse(OK)
 
-    async def _terminate(self, head: CallHead, client: GrpcClient, _: TerminationRequest) -> StatusResponse:
-        self.access.known(head)
+    async def _terminate(self, client: GrpcClient, _: TerminationRequest) -> StatusResponse:
         self._leave(client)
         return StatusResponse(OK)
 
@@ -160,7 +159,7 @@ class FrontService:
         if client.group is not None:
             self._update(client.group)
 
-    async def settings_for(self, head: CallHead, client: GrpcClient, settings: Settings) -> TelemetryCommand:
+    async def settings_for(self, client: GrpcClient, settings: Settings) -> TelemetryCommand:
         """Notes what a client says of itself, and answers with what it is told."""
         agent = settings.user_agent
         if agent is not None and agent.language:
@@ -173,10 +172,8 @@ class FrontService:
             group = name_of(subscription.group, "group")
             tags = {name_of(each.topic, "topic"): tags_in(each.expression) for each in subscription.subscriptions}
             for topic in tags:
-                self.access.consume(head, group, topic)
+                self.access.consume(client.user, group, topic)
             ordered = await self._subscribe(client, group, tags)
-        else:
-            self.access.known(head)
         told = answer_to(
             settings, client.language, ordered=ordered,
             max_body_bytes=self.options.max_body_bytes, retries=self.options.retries,
@@ -231,7 +228,7 @@ class FrontService:
         """The messages for a call; empty if none came in time."""
         group = name_of(request.group, "group")
         topic = name_of(request.queue.topic if request.queue is not None else None, "topic")
-        self.access.consume(head, group, topic)
+        self.access.consume(client.user, group, topic)
         tags = tags_in(request.filter)
         if client.group != group or client.tags.get(topic) != tags:
             await self._subscribe(client, group, {topic: tags})
@@ -248,9 +245,9 @@ class FrontService:
 
     # decisions
 
-    async def _acknowledge(self, head: CallHead, client: GrpcClient, request: AckMessageRequest) -> AckMessageResponse:
+    async def _acknowledge(self, client: GrpcClient, request: AckMessageRequest) -> AckMessageResponse:
         group, topic = name_of(request.group, "group"), name_of(request.topic, "topic")
-        self.access.act_for(head, group)
+        self.access.act_for(client.user, group)
         entries = [
             AckMessageResultEntry(
                 each.message_id,
@@ -265,19 +262,17 @@ class FrontService:
         same = all(status is statuses[0] for status in statuses)
         return AckMessageResponse(statuses[0] if same else Status(Code.MULTIPLE_RESULTS, "see the entries"), entries)
 
-    async def _forward(self, head: CallHead, client: GrpcClient, request: ForwardRequest) -> StatusResponse:
+    async def _forward(self, client: GrpcClient, request: ForwardRequest) -> StatusResponse:
         """A handler failed. Answered OK also if the handle is stale: clients repeat anything else for ever."""
         group, topic = name_of(request.group, "group"), name_of(request.topic, "topic")
-        self.access.act_for(head, group)
+        self.access.act_for(client.user, group)
         self.handing.fail(client, request.receipt_handle, group, topic, None)
         return StatusResponse(OK)
 
-    async def _change_invisible(
-        self, head: CallHead, client: GrpcClient, request: ChangeInvisibleRequest
-    ) -> ChangeInvisibleResponse:
+    async def _change_invisible(self, client: GrpcClient, request: ChangeInvisibleRequest) -> ChangeInvisibleResponse:
         """A push consumer says that its handler failed, and when to try again; another one asks for more time."""
         group, topic = name_of(request.group, "group"), name_of(request.topic, "topic")
-        self.access.act_for(head, group)
+        self.access.act_for(client.user, group)
         asked = Millis(request.invisible_duration.ms) if request.invisible_duration is not None else Millis(0)
         if not 0 <= asked <= MAX_INVISIBLE_MS:
             raise Failed(Code.ILLEGAL_INVISIBLE_TIME, f"{asked} ms is no invisible duration: use up to 12 hours")
@@ -313,8 +308,7 @@ class FrontService:
         self.draining = self.handing.draining = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while len(self.handing.hand_outs):
-                    await asyncio.sleep(TICK_SECONDS / 10)
+                await self.handing.all_decided()
 
     async def close(self) -> None:
         """Hands all queues over."""
@@ -351,7 +345,7 @@ class _Received:
     async def __aiter__(self) -> AsyncIterator[bytes]:
         service, now = self._service, self._service.clock.now()
         try:
-            self._client = client = service.clients.of_call(self._head, now=now)
+            self._client = client = service.caller(self._head)
             self._call = service.clients.alive.opened(client.id, self._head.connection, now=now)
             request = decode(ReceiveMessageRequest, self._body)
             self._got = await service.receive(self._head, client, request)
@@ -390,9 +384,10 @@ class _Telemetry:
     async def __aiter__(self) -> AsyncIterator[bytes]:
         service, now = self._service, self._service.clock.now()
         try:
-            self._client = client = service.clients.of_call(self._head, now=now)
+            self._client = client = service.caller(self._head)
         except Failed as failed:
-            raise Refused("RESOURCE_EXHAUSTED", failed.status.message) from None
+            yield encode(TelemetryCommand(failed.status))
+            return
         self._call = service.clients.alive.opened(client.id, self._head.connection, now=now)
         client.pushes.add(self._out)
         reading = asyncio.create_task(self._read(client))
@@ -415,7 +410,7 @@ class _Telemetry:
             command = decode(TelemetryCommand, body)
             if command.settings is None:
                 return TelemetryCommand(OK)
-            return await self._service.settings_for(self._head, client, command.settings)
+            return await self._service.settings_for(client, command.settings)
         except (Failed, LaneError) as error:
             return TelemetryCommand(error.status if isinstance(error, Failed) else status_of(error))
 

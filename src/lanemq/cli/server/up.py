@@ -1,4 +1,4 @@
-"""`lanemq up`: a broker and its console, each in a process of its own, until SIGTERM or Ctrl-C.
+"""`lanemq up`: a broker, its console and a front for gRPC clients, each in a process of its own, until a signal.
 
 If one part ends, the others are stopped, and the command reports it. If the command is killed, its parts end too.
 """
@@ -13,10 +13,12 @@ import time
 import webbrowser
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from lanemq.cli.listening import check_can_listen
 from lanemq.cli.options import CliError
@@ -108,10 +110,21 @@ def _wait(process: subprocess.Popen[bytes]) -> None:
     "--console", "console_at", default="127.0.0.1:9870", show_default=True, metavar="HOST:PORT",
     help="Address of the console.",
 )  # fmt: skip
+@click.option(
+    "--grpc", "grpc_at", default="127.0.0.1:8081", show_default=True, metavar="HOST:PORT|off",
+    help="Address for RocketMQ 5's gRPC clients; left out if grpcio is not installed, or the default is in use.",
+)  # fmt: skip
 @console_options
 @click.option("--demo", is_flag=True, help="Add sample traffic: orders, a failing key, a slow consumer.")
 def up(
-    data: Path, listen: str, console_at: str, open_page: bool, demo: bool, history: Path | None, **console: Any
+    data: Path,
+    listen: str,
+    console_at: str,
+    grpc_at: str,
+    open_page: bool,
+    demo: bool,
+    history: Path | None,
+    **console: Any,
 ) -> None:
     """Run a broker and its console.
 
@@ -122,6 +135,7 @@ def up(
     check_console_packages()
     check_can_listen(parse_address(listen))
     check_can_listen(parse_address(console_at), "--console")
+    front = _front_options(grpc_at)
     data.mkdir(parents=True, exist_ok=True)
     parts = UpParts(data)
     if demo and history is None:
@@ -130,7 +144,15 @@ def up(
         try:
             recorded = [f"--history={history}"] if history is not None else []
             parts.start(
-                "broker", "lanemq.cli.main", "broker", "--data", str(data / "broker"), "--listen", listen, *recorded
+                "broker",
+                "lanemq.cli.main",
+                "broker",
+                "--data",
+                str(data / "broker"),
+                "--listen",
+                listen,
+                *recorded,
+                *front,
             )
             server = parts.address("broker")
             if demo and history is not None:
@@ -138,7 +160,7 @@ def up(
             settings = as_arguments(history=history, **console)
             parts.start("console", "lanemq.cli.main", "console", "--server", server, "--listen", console_at, *settings)
             url = parts.address("console")
-            _announce(parts, url, server)
+            _announce(parts, url, server, grpc_at if front else None)
             if open_page:
                 webbrowser.open(url)
             while not stop.wait(0.2):
@@ -153,10 +175,26 @@ def _start_demo(parts: UpParts, server: str, history: Path) -> None:
         parts.start(name, "lanemq.testing.demo.traffic", "consume", server, str(history), group, name)
 
 
-def _announce(parts: UpParts, url: str, server: str) -> None:
+def _front_options(listen: str) -> list[str]:
+    """The broker's options for a front. Nobody asked for the default: it may be missing."""
+    chosen = click.get_current_context().get_parameter_source("grpc_at") is not ParameterSource.DEFAULT
+    if listen == "off":
+        return []
+    try:
+        check_can_listen(parse_address(listen), "--grpc")
+    except CliError:
+        if chosen:
+            raise
+        return []
+    return [f"--grpc={listen}"] if chosen or find_spec("grpc") is not None else []
+
+
+def _announce(parts: UpParts, url: str, server: str, grpc_at: str | None) -> None:
     token = re.search(r"^token for changes: (\S+)", parts.log("console").read_text(), re.MULTILINE)
     click.echo(f"console  {url}")
     click.echo(f"broker   {server}")
+    if grpc_at is not None:
+        click.echo(f"gRPC     {grpc_at}")
     if token:
         click.echo(f"token    {token[1]}  (to sign in, before you change anything)")
     click.echo(f"logs in {parts.folder}; Ctrl-C stops everything")
