@@ -31,6 +31,8 @@ from lanemq.grpc_front.options import FrontOptions
 from lanemq.model.errors import LaneError
 from lanemq.model.names import retry_topic
 from lanemq.model.units import Millis
+from lanemq.wire.lane_bodies import FrontClientsBody
+from lanemq.wire.lane_fields import FRONT_SUFFIX
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +74,7 @@ class GroupMember:
             "commit_every": REPORT_SECONDS,
             "stop_timeout": STOP_SECONDS,
             "clock": clock,
-            "client_id": f"{new_client_id()}-grpc",
+            "client_id": new_client_id() + FRONT_SUFFIX,
         }
         if front.history is not None:
             settings["history"] = front.history
@@ -124,7 +126,8 @@ class GroupMember:
 
     # how runs end
 
-    def begun(self, run: MessageRun) -> None:
+    def begun(self, run: MessageRun, client: str) -> None:
+        self._lanes[run.queue.topic].handed_to(run, client)
         if self.recorder is not None:
             self.recorder.begin(run.messages, run)
 
@@ -134,6 +137,7 @@ class GroupMember:
         if self.recorder is not None:
             self.recorder.end(run.messages, run, stop)
         lanes = self._lanes[run.queue.topic]
+        lanes.handed_to(run, "")
         finished = lanes.finish(run, outcome, done, "" if error is None else str(error))
         if finished.why is Why.SEND_BACK and stop is not None:
             self._send_back(run, RunEnd(stop, done), finished)
@@ -144,6 +148,11 @@ class GroupMember:
         following = engine.reporter.follow(engine.subscriptions[run.queue.topic], run, end, finished)
         future: Future[MessageFinished] = asyncio.run_coroutine_threadsafe(following, self.thread.loop)
         future.add_done_callback(_log_failure)
+
+    def now_has(self, clients: FrontClientsBody) -> None:
+        """For operators: the clients of the group."""
+        for lanes in self._lanes.values():
+            lanes.now_has(clients)
 
     def put_back(self, run: MessageRun) -> None:
         """Returns a run that was taken and not handed out."""

@@ -121,7 +121,7 @@ class Handing:
                 run, call.group.name, call.topic, call.client.id,
                 now=now, until=until, renewed=renewed, attempt_id=call.attempt_id,
             )  # fmt: skip
-            member.begun(run)
+            member.begun(run, call.client.name)
             self._members[handed.number] = member, call.group
             call.hand_outs.append(handed)
             self.handed_out += len(run.messages)

@@ -51,6 +51,7 @@ from lanemq.wire.grpc.messages import (
     TelemetryCommand,
     TerminationRequest,
 )
+from lanemq.wire.lane_bodies import FrontClientBody, FrontClientsBody
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -299,9 +300,26 @@ class FrontService:
             self.handing.tidy()
             for name, group in list(self.groups.items()):
                 group.check()
+                if group.member is not None:
+                    group.member.now_has(self._clients_of(name))
                 if group.idle and not self.clients.of_group(name):
                     del self.groups[name]
                     await group.close()
+
+    def _clients_of(self, group: str) -> FrontClientsBody:
+        """The clients of a group, as its operators see them."""
+        out = self.handing.hand_outs
+        return FrontClientsBody(
+            clients=[
+                FrontClientBody(
+                    id=each.id,
+                    language=each.language.name.lower(),
+                    version=each.version,
+                    held=sum(len(hand_out.handles) for hand_out in out.of_client(each.id)),
+                )
+                for each in self.clients.of_group(group)
+            ]
+        )
 
     async def drain(self, seconds: float) -> None:
         """Hands nothing out any more, and waits for the decisions about what clients have."""
