@@ -20,6 +20,9 @@ from lanemq.wire.grpc.messages import SERVICE
 
 PING_EVERY_MS, PING_ANSWER_MS = 2_000, 3_000
 """A frozen client is noticed after at most their sum."""
+MAX_PENDING = 100_000
+"""Calls that wait to be begun. gRPC refuses some of more than 1000 by default, and clients send those again, behind
+later ones: messages would be stored in another order than they were sent."""
 MESSAGE_ROOM = 512 * 1024
 """Bytes that a request may have besides a body."""
 
@@ -45,6 +48,8 @@ class GrpcTransport:
                 ("grpc.max_receive_message_length", limit),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.max_metadata_size", 16 * 1024),
+                ("grpc.server.max_pending_requests", MAX_PENDING),
+                ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING),
                 ("grpc.so_reuseport", 0),
             ]
         )
