@@ -63,7 +63,7 @@ GATHER_MILLIS, BUSY_GATHER_MILLIS, ASYNC_GATHER_MILLIS = 20, 100, 5
 answer. On an event loop, other tasks wait."""
 
 CLOSE_SPARE_SECONDS = 1.0
-"""How long `close` waits beyond the deadline of the youngest message, because deadlines are not exact."""
+"""How long `close` waits beyond the deadline of the newest message, because deadlines are not exact."""
 
 HEARTBEAT_MILLIS = 30_000
 """RocketMQ's ClientConfig.heartbeatBrokerInterval; brokers close connections that are silent for 120 s."""

@@ -35,7 +35,7 @@ from lanemq.model.keys import Key, is_unicode, key_text
 
 MAX_MESSAGES = 4096
 """In a full inbox, if they are small. Fewer: a caller that is quicker than the replies finds it full more often, and
-that call takes the lock. More: the lanes get so many at once that the broker waits for them."""
+that call takes the lock. More: so many are handed over at once that the broker waits for them."""
 
 MESSAGES_PER_QUEUE = 64
 """Messages for each queue of a topic, where that is more: a request to a queue is worth its cost then."""
