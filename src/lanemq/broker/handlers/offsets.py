@@ -99,9 +99,11 @@ class OffsetHandler:
         stock = header.lane_epoch is None
         offset, progress = QueueOffset(header.commit_offset), self._parts.progress.at(group, queue)
         use_groups(self._parts, peer, request, (group,))
-        finished = self._finished(request, queue, offset) if request.body and not stock else None
+        body = LaneProgress.of_request(request.body) if request.body and not stock else None
+        finished = None if body is None else self._finished(body.lane_finished, queue, offset)
         finished = self._charged(peer, request, progress, finished)
-        outcome = progress.commit(offset, kind=kind_of(verdict, stock=stock), finished=finished)
+        seen = None if body is None or self._parts.queue_log.has_records else body.lane_seen
+        outcome = progress.commit(offset, kind=kind_of(verdict, stock=stock), finished=finished, seen=seen)
         if finished is not None:
             # The ranges may have become fewer, or the commit was ignored.
             self._parts.charges.shrink(Quota.OFFSETS, (group,))
@@ -171,8 +173,7 @@ class OffsetHandler:
             return FinishedRanges()
         return finished
 
-    def _finished(self, request: Command, queue: MessageQueue, offset: QueueOffset) -> FinishedRanges:
+    def _finished(self, text: str, queue: MessageQueue, offset: QueueOffset) -> FinishedRanges:
         """The finished ranges of a commit, cut at the queue's end: beyond it they would hide future messages."""
-        text = LaneProgress.of_request(request.body).lane_finished
         _, end = self._parts.queue_log.bounds(queue)
         return FinishedRanges.decode(text, offset).below(end)

@@ -104,6 +104,8 @@ class GroupDescription:
     member is online."""
     owners_unknown: str = ""
     """Why a queue without an owner may have one; empty if it has none."""
+    coordinator: str = ""
+    """The coordinator that keeps its leases, offsets and lanes; empty if the brokers do."""
 
     @property
     def lag(self) -> int:
@@ -210,6 +212,8 @@ class LaneStateView:
     """Offset from which nothing has been fetched yet."""
     lease: float | None = None
     """Remaining lease time as the member sees it."""
+    client: str = ""
+    """Who runs it, if its owner is a front that has handed it to a client of its own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ nothing that it selects, so its filters count for some more time (`tag_filters`)
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from lanemq.core.brokering.filter_rows import FilterRows
-from lanemq.core.brokering.tag_filters import LostFilters, Tags
+from lanemq.core.brokering.members.filter_rows import FilterRows
+from lanemq.core.brokering.members.tag_filters import LostFilters, Tags
 from lanemq.model.units import Millis
 
 EARLIER = ""
@@ -143,23 +143,3 @@ class LostMembers:
             del topics[topic]
         if not topics:
             del self._filters[group]
-
-    def check(self) -> None:
-        listed = {
-            (group, topic, client, tags, until)
-            for group, topics in self._filters.items()
-            for topic, filters in topics.items()
-            for tags, clients in filters.clients.items()
-            for client, until in clients.items()
-        }
-        members = self._members.items()
-        assert listed == {
-            (group, topic, client, tags, member.until)
-            for (group, client), member in members
-            for topic, tags in member.topics.items()
-        }
-        assert all(member.topics for _, member in members)
-        assert all(self._filters.values())
-        assert all(filters for topics in self._filters.values() for filters in topics.values())
-        ends = [member.until for _, member in members]
-        assert ends == sorted(ends)

@@ -6,15 +6,10 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from tests.core.brokering.consistency import check
 
-from lanemq.core.brokering.membership import (
-    Changes,
-    Conflict,
-    ConnectionId,
-    GroupHeartbeat,
-    GroupSubscription,
-    Membership,
-)
+from lanemq.core.brokering.members.group import ConnectionId, GroupHeartbeat, GroupSubscription
+from lanemq.core.brokering.members.membership import Changes, Conflict, Membership
 from lanemq.model.units import Millis
 
 ONE, TWO, THREE = ConnectionId(1), ConnectionId(2), ConnectionId(3)
@@ -362,7 +357,7 @@ class MembershipMachine(RuleBasedStateMachine):
 
     @invariant()
     def indexes_agree(self) -> None:
-        self.table._check()
+        check(self.table)
 
     def _views(self) -> dict[str, tuple[object, ...]]:
         table = self.table

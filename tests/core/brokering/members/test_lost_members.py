@@ -1,16 +1,11 @@
 """How long the filter of a member counts that did not say that it leaves, and what ends that earlier."""
 
 import pytest
+from tests.core.brokering.consistency import check
 
-from lanemq.core.brokering.membership import (
-    MEMBER_EXPIRY_MS,
-    ConnectionId,
-    FilterConflict,
-    GroupHeartbeat,
-    GroupSubscription,
-    Membership,
-)
-from lanemq.core.brokering.tag_filters import ALL, Tags
+from lanemq.core.brokering.members.group import ConnectionId, GroupHeartbeat, GroupSubscription
+from lanemq.core.brokering.members.membership import MEMBER_EXPIRY_MS, FilterConflict, Membership
+from lanemq.core.brokering.members.tag_filters import ALL, Tags
 from lanemq.model.units import Millis
 
 A, B, AB, ABC = frozenset("a"), frozenset("b"), frozenset("ab"), frozenset("abc")
@@ -26,7 +21,7 @@ def groups(tags: Tags, *topics: str) -> dict[str, GroupHeartbeat]:
 
 def beat(table: Membership, connection: ConnectionId, name: str, tags: Tags, now: int = 0, payer: str = "") -> None:
     table.heartbeat(connection, name, groups(tags), now=Millis(now), expiry=LEASE, payer=payer)
-    table._check()
+    check(table)
 
 
 @pytest.fixture
@@ -40,7 +35,7 @@ def table() -> Membership:
 
 def lose(table: Membership, now: int = 0) -> None:
     assert table.disconnected(TWO, now=Millis(now)).groups == ("g",)
-    table._check()
+    check(table)
 
 
 def stay(table: Membership, now: int) -> None:
@@ -49,7 +44,7 @@ def stay(table: Membership, now: int) -> None:
 
 
 def owners(table: Membership) -> tuple[str, ...]:
-    table._check()
+    check(table)
     return table.members_of("g", "t")
 
 
@@ -173,7 +168,7 @@ def test_a_pause_of_the_broker_is_not_counted_once(table: Membership) -> None:
     lose(table)
     for now in (10_000, 20_000):
         table.paused(Millis(10_000), now=Millis(now))
-        table._check()
+        check(table)
     lost = table.waited_for("g", "t")
     assert lost is not None
     assert lost.until == MEMBER_EXPIRY_MS + 10_000
@@ -198,7 +193,7 @@ def test_the_filters_of_lost_members_are_paid_for_until_they_end() -> None:
     assert sizes == [sizes[0], 2 * sizes[0], 3 * sizes[0]]
     assert table.bytes_with("p", "client 0", groups(AB)) == 3 * sizes[0], "one that is back pays once"
     table.expire(now=LATE)
-    table._check()
+    check(table)
     assert table.bytes_with("p", "x", {}) == 0
 
 

@@ -103,7 +103,7 @@ class TopicFilters:
 
     @property
     def mixed(self) -> bool:
-        """Whether not all members have the same filter."""
+        """Whether members have different filters."""
         return len(self.counts) + len(self.stock) > 1 and (
             len(self.counts) != 1 or self.counts.keys() != self.stock.keys()
         )
@@ -113,13 +113,6 @@ class TopicFilters:
         filters = self.counts.keys() | self.stock.keys()
         largest = max(filters, key=_width) if lost is None else lost
         return sum(self.counts.get(each, 0) + self.stock.get(each, 0) for each in filters if each != largest)
-
-    def check(self) -> None:
-        assert all(count > 0 for count in (*self.counts.values(), *self.stock.values()))
-        assert (self.widest is None) is (not self.counts)
-        if self.widest is not None:
-            assert self.widest in self.counts
-            assert all(compare(each, self.widest) is not Relation.WIDER for each in self.counts)
 
 
 class LostFilters:

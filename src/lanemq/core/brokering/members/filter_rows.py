@@ -8,7 +8,7 @@ start it counts like that of a lost member (`lost_members`). A row lasts as long
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from lanemq.core.brokering.tag_filters import Tags
+from lanemq.core.brokering.members.tag_filters import Tags
 
 
 class FilterRow(NamedTuple):
@@ -56,8 +56,3 @@ class FilterRows:
         for group, topic, _ in rows:
             self._written.pop((group, topic), None)
             self.changed(group, topic)
-
-    def check(self, counted: Iterable[tuple[str, str]]) -> None:
-        """`counted`: the groups and topics that have a filter."""
-        counts = {key: self._widest(*key) for key in counted if key not in self._changed}
-        assert counts == {key: tags for key, tags in self._written.items() if key not in self._changed}

@@ -3,9 +3,11 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.core.brokering.consistency import check
 
-from lanemq.core.brokering.membership import ConnectionId, FilterConflict, GroupHeartbeat, GroupSubscription, Membership
-from lanemq.core.brokering.tag_filters import ALL, Relation, Tags, TopicFilters, compare, contains, shown
+from lanemq.core.brokering.members.group import ConnectionId, GroupHeartbeat, GroupSubscription
+from lanemq.core.brokering.members.membership import FilterConflict, Membership
+from lanemq.core.brokering.members.tag_filters import ALL, Relation, Tags, TopicFilters, compare, contains, shown
 from lanemq.model.units import Millis
 
 A, B, AB = frozenset("a"), frozenset("b"), frozenset("ab")
@@ -44,14 +46,14 @@ def test_a_filter_fits_if_it_can_be_compared_with_all_others(present: list[Tags]
         if filters.misfit(each, None) is None:
             filters.add(each)
             nested.append(each)
-            filters.check()
+            check(filters)
     fits = all(compare(tags, each) is not Relation.NEITHER for each in nested)
     assert (filters.misfit(tags, None) is None) is fits
     while nested:
         assert filters.widest is not None
         assert all(contains(filters.widest, each) for each in nested)
         filters.remove(nested.pop())
-        filters.check()
+        check(filters)
     assert not filters
 
 
@@ -67,7 +69,7 @@ def beat(table: Membership, connection: ConnectionId, name: str, tags: Tags, **m
     found = table.filter_conflict(name, groups)
     if found is None:
         table.heartbeat(connection, name, groups, now=Millis(0))
-    table._check()
+    check(table)
     return found
 
 

@@ -2,17 +2,13 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.core.brokering.consistency import check
 
-from lanemq.core.brokering.filter_rows import FilterRow
-from lanemq.core.brokering.lost_members import EARLIER
-from lanemq.core.brokering.membership import (
-    MEMBER_EXPIRY_MS,
-    ConnectionId,
-    GroupHeartbeat,
-    GroupSubscription,
-    Membership,
-)
-from lanemq.core.brokering.tag_filters import ALL, Tags
+from lanemq.core.brokering.members.filter_rows import FilterRow
+from lanemq.core.brokering.members.group import ConnectionId, GroupHeartbeat, GroupSubscription
+from lanemq.core.brokering.members.lost_members import EARLIER
+from lanemq.core.brokering.members.membership import MEMBER_EXPIRY_MS, Membership
+from lanemq.core.brokering.members.tag_filters import ALL, Tags
 from lanemq.model.units import Millis
 
 A, AB = frozenset("a"), frozenset("ab")
@@ -24,12 +20,12 @@ def beat(table: Membership, connection: ConnectionId, *tags: Tags, now: int = 0)
     """A client subscribes to topic `t0` with the first tags, to `t1` with the second."""
     named = tuple(GroupSubscription(f"t{n}", tags=each, ordered=True, version=now) for n, each in enumerate(tags))
     table.heartbeat(connection, f"client {connection}", {"g": GroupHeartbeat(named)}, now=Millis(now))
-    table._check()
+    check(table)
 
 
 def leave(table: Membership, connection: ConnectionId) -> None:
     table.leave(connection, f"client {connection}", "g")
-    table._check()
+    check(table)
 
 
 def test_only_what_changes_the_widest_tags_is_written() -> None:
@@ -69,17 +65,17 @@ def test_a_row_that_could_not_be_written_is_returned_again() -> None:
 def test_restored_filters_are_those_of_a_lost_member_and_end_with_their_rows() -> None:
     table = Membership()
     table.restore([FilterRow("g", "t0", AB), FilterRow("g", "t1", ALL)], now=NOW)
-    table._check()
+    check(table)
     assert table.filter_rows.take() == []
     beat(table, ONE, A)
     waited = table.waited_for("g", "t0")
     assert waited == ("g", "t0", EARLIER, AB, MEMBER_EXPIRY_MS)
     table.forget_topic("t1")
-    table._check()
+    check(table)
     assert table.filter_rows.take() == [("g", "t1", None)]
     table.alive(ONE, "client 1", "g", now=Millis(1))
     assert table.expire(now=MEMBER_EXPIRY_MS).given_up == (waited,)
-    table._check()
+    check(table)
     assert table.filter_rows.take() == [("g", "t0", A)]
 
 
@@ -106,7 +102,7 @@ def test_what_was_written_last_is_what_counts(steps: list[tuple[int, ConnectionI
                 write(table, disk)
                 table = Membership()
                 table.restore([FilterRow(*key, each) for key, each in disk.items()], now=Millis(now))
-        table._check()
+        check(table)
         if step in (0, 2):
             write(table, disk)
     write(table, disk)
