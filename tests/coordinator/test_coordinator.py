@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from tests.broker.raw_client import BROKER, RawClient
-from tests.coordinator.conftest import GROUP, TOPIC, RunningCoordinator, Start, until
+from tests.coordinator.conftest import GROUP, TOPIC, RunningCoordinator, Start, owned, until
 
 from lanemq import App, HoldKey, Message, Producer
 from lanemq.client.admin.admin import Admin
@@ -17,17 +17,6 @@ from lanemq.coordinator.watch import OtherCoordinator
 from lanemq.model.errors import UsageError
 from lanemq.testing.embedded import EmbeddedBroker
 from lanemq.wire.codes import RequestCode, ResponseCode
-
-
-def owned(client: RawClient, name: str, seconds: float = 10.0) -> int:
-    """Locks queue 0 as a member; its epoch."""
-    client.heartbeat(name, GROUP, {TOPIC: "*"}, laneExpiryMillis="5000")
-    end = time.monotonic() + seconds
-    while True:
-        leases = client.lane_lock(name, TOPIC, group=GROUP).lane_leases
-        if leases or time.monotonic() > end:
-            return leases[0].epoch if leases else 0
-        time.sleep(0.05)
 
 
 def commit(client: RawClient, offset: int, name: str, epoch: int) -> int:
@@ -288,7 +277,7 @@ def test_the_folder_of_a_broker_or_of_another_cluster_is_refused(
 ) -> None:
     (tmp_path / "broker").mkdir()
     (tmp_path / "broker" / "state.db").touch()
-    with pytest.raises(UsageError, match="data folder of a broker"):
+    with pytest.raises(UsageError, match="not the data folder of a coordinator"):
         start("broker")
     start().stop()
     monkeypatch.setattr("lanemq.coordinator.app.cluster_name", lambda _: "elsewhere")

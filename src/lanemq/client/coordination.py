@@ -23,7 +23,7 @@ COORDINATOR_NAMESPACE = "LANEMQ_COORDINATOR"
 """The namespace of the settings: the address of the coordinator by group."""
 EVERY_GROUP = "*"
 """The entry of the coordinator itself: its id and its address. It is made last: where it is, all others are."""
-COORDINATOR_PORT = 9870
+COORDINATOR_PORT = 9873
 
 
 def named_coordinator(given: str | None) -> Address | None:

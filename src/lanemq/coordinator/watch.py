@@ -29,6 +29,8 @@ LOCKS_EVERY_MS = 15_000
 GROUPS_EVERY_MS = 10_000
 """Between two looks at whether groups are still disabled at a broker."""
 ENTRIES_EVERY_MS = 5_000
+MAX_SILENCE_MS = 10_000
+"""Without an answer of a name server for so long, the coordinator says that it is not ready."""
 
 
 class OtherCoordinator(LaneError):
@@ -53,6 +55,15 @@ class ClusterWatch:
         self._guarded: dict[tuple[str, Address], None] = {}
         """Groups, and masters at which they were seen disabled."""
         self._warnings = RateLimitedLog(log, parts.clock)
+        self._seen_at = parts.clock.now()
+        """When the cluster was asked with success."""
+
+    def problems(self) -> list[str]:
+        """Why groups are not served completely; any thread may ask."""
+        silent = self._parts.clock.now() - self._seen_at
+        if silent <= MAX_SILENCE_MS:
+            return []
+        return [f"no name server has answered for {silent / 1000:.0f} s: queues of lost members get no new owner"]
 
     async def run(self) -> None:
         """Watches until cancelled. Raises `OtherCoordinator` if another one has taken over the cluster."""
@@ -77,6 +88,7 @@ class ClusterWatch:
         if self._is_due("entries", ENTRIES_EVERY_MS):
             await self.register()
         masters = masters_in(await self._link.info())
+        self._seen_at = self._parts.clock.now()
         changed = masters != self._queues.masters
         self._queues.masters_are(masters)
         for group in self._parts.groups:
