@@ -42,14 +42,12 @@ from lanemq.broker.housekeeping import Housekeeping
 from lanemq.broker.long_answers import LongAnswers
 from lanemq.broker.monitor.figures import Figures
 from lanemq.broker.monitor.health import Health, open_monitor
-from lanemq.broker.notices import Notices
 from lanemq.broker.recording import Recording
 from lanemq.broker.recovery import Tables, recovered, undo_stamps
 from lanemq.broker.storage.checkpoints import Checkpoints, unsaved_stamps
 from lanemq.broker.storage.delays import DelayDelivery
 from lanemq.broker.storage.disk_thread import DiskThread
 from lanemq.broker.storage.group_commit import GroupCommit
-from lanemq.broker.storage.saved_filters import SavedFilters
 from lanemq.broker.storage.topic_keeper import TopicKeeper, TopicRows
 from lanemq.broker.storage.unread import UnreadMessages
 from lanemq.broker.waking import HeldPull, Waking
@@ -132,10 +130,6 @@ class Broker:
             undo.pop_all()
         self._health.running(self.running.figures, lambda: self.running.housekeeping.last_tick)
         log.info("listening on %s, data in %s", self.address, self.options.data)
-
-    async def failed(self) -> None:
-        """Waits for ever: a broker that cannot write any more continues to serve readers."""
-        await asyncio.Event().wait()
 
     def reload(self) -> None:
         """Read users and certificates again. What cannot be read stays as it was, with an error in the log."""
@@ -269,7 +263,7 @@ class Broker:
             on_undone=partial(undo_stamps, tables.producers),
         )
         on_failure, on_full = group_commit.stop_writing, group_commit.pause
-        reserve, members = self._new_reserve(store), tables.members
+        reserve = self._new_reserve(store)
         topic_keeper = TopicKeeper(tables.topics, topic_rows, on_failure=on_failure, on_full=on_full, clock=clock)
         return BrokerContext(
             options=options,
@@ -282,7 +276,6 @@ class Broker:
             group_commit=group_commit,
             outbox=outbox,
             slices=slices,
-            notices=Notices(members, slices),
             advertised=advertised,
             topics=tables.topics,
             topic_keeper=topic_keeper,
@@ -298,13 +291,10 @@ class Broker:
                 progress=tables.progress.table,
                 locks=tables.locks,
             ),
-            members=members,
-            saved_filters=SavedFilters(members.filter_rows, store.state, threads.rows, clock),
+            members=tables.members,
             groups=tables.groups,
             locks=tables.locks,
-            progress=tables.progress.table,
             progress_keeper=tables.progress,
-            queue_log=tables.progress.queue_log,
             unread=UnreadMessages(store, tables.progress.table, clock),
             producers=tables.producers,
             producer_users=tables.producers.users(),

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from lanemq.broker.context import GroupContext
 from lanemq.broker.group_rules import members_changed
-from lanemq.core.brokering.lost_members import LostFilter, shown_member
-from lanemq.core.brokering.tag_filters import ALL, shown
+from lanemq.core.brokering.members.lost_members import LostFilter, shown_member
+from lanemq.core.brokering.members.tag_filters import ALL, shown
 from lanemq.model.units import Millis
 from lanemq.net.server import Server
 
@@ -17,6 +17,8 @@ TICK_SECONDS = 0.05
 IDLE_CHECK_EVERY_MS = 1_000
 FAILURE_EVERY_MS = 60_000
 """Between two lines about the same failure of the housekeeping."""
+MAX_IDLE_SECONDS = 120.0
+"""Silence after which a server closes a connection (RocketMQ: NettyServerConfig)."""
 PAUSE_MS = 1_000
 """A longer time between two ticks means that this process did not run: it or its machine was suspended."""
 MAX_LINES = 64
@@ -26,11 +28,9 @@ MAX_LINES = 64
 class GroupHousekeeping:
     """Calls every part that has deadlines; what a broker has beside groups is in `housekeeping`."""
 
-    def __init__(self, context: GroupContext, server: Server, idle_timeout: float) -> None:
-        """`idle_timeout` is the number of seconds of silence after which a connection is closed."""
+    def __init__(self, context: GroupContext, server: Server) -> None:
         self._context = context
         self._server = server
-        self._idle_timeout = idle_timeout
         self.last_tick = context.clock.now()
         """Monotonic time of the last tick; any thread may read it."""
         self._last: dict[str, Millis] = {}
@@ -54,7 +54,7 @@ class GroupHousekeeping:
         self._step(lambda: self._context.progress_keeper.tick(now))
         self._step(lambda: self._context.notices.expire(now))
         if self._is_time("idle", IDLE_CHECK_EVERY_MS, now):
-            self._step(lambda: self._server.close_idle(self._idle_timeout))
+            self._step(lambda: self._server.close_idle(MAX_IDLE_SECONDS))
 
     def _step(self, step: Callable[[], None]) -> None:
         try:

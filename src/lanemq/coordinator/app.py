@@ -9,7 +9,10 @@ import logging
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
 
 from lanemq.broker.access.audit import ADMINISTRATIVE, Audit
 from lanemq.broker.access.guard import Guard
@@ -28,18 +31,18 @@ from lanemq.broker.handlers.resets import ResetHandler
 from lanemq.broker.long_answers import LongAnswers
 from lanemq.broker.monitor.group_figures import GroupFigures
 from lanemq.broker.monitor.health import Health, open_monitor
-from lanemq.broker.notices import Notices
 from lanemq.broker.recording import Recording
 from lanemq.broker.recovery import recovered_groups
 from lanemq.broker.storage.disk_thread import DiskThread
-from lanemq.broker.storage.saved_filters import SavedFilters
 from lanemq.client.coordination import EVERY_GROUP, read_entry
 from lanemq.clock import Clock, SystemClock, machine_of, nanoseconds_of
 from lanemq.coordinator.cluster import CONSUME_ENABLE, ClusterLink, cluster_name, masters_in, settings_of
+from lanemq.coordinator.comparison import ComparisonHandler
 from lanemq.coordinator.config import CoordinatorOptions
 from lanemq.coordinator.moves import MoveHandler
 from lanemq.coordinator.queues import ClusterQueues, RemoteLog
-from lanemq.coordinator.watch import ClusterWatch, refuse_other
+from lanemq.coordinator.watch import CONFIRMED_QUEUES, ClusterWatch, refuse_other
+from lanemq.core.brokering.cluster.confirmed_queues import ConfirmedQueues
 from lanemq.core.brokering.quotas import GroupUse
 from lanemq.history import last_time, open_history
 from lanemq.log.folder.checks import coordinator_in, refuse_backup
@@ -61,8 +64,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-IDLE_SECONDS = 120.0
-"""Seconds of silence after which a connection is closed (RocketMQ: NettyServerConfig)."""
 STATE_FILE = "state.db"
 _CLUSTER = "cluster"
 """Name of a value in the state database."""
@@ -117,13 +118,7 @@ class Coordinator:
             if self._monitor is not None:
                 undo.callback(self._monitor.close)
             folder = self.options.data
-            folder.mkdir(mode=0o750, parents=True, exist_ok=True)
-            lock = DataLock(folder)
-            undo.callback(lock.close)
-            refuse_backup(folder)
-            is_new = not (folder / STATE_FILE).exists()
-            if not is_new and coordinator_in(folder) is None:
-                raise UsageError(f"{folder} is not the data folder of a coordinator: give it a folder of its own")
+            is_new = _own_folder(folder, undo)
             pool = ConnectionPool(security=self.options.security, clock=self._clock)
             undo.callback(pool.close)
             link = ClusterLink(self.options.cluster, pool)
@@ -141,6 +136,8 @@ class Coordinator:
             self.address = self.options.advertised(listener.address.port)
             self._running = self._assemble(identity, state, thread, recording, link)
             self._running.server.accept_from(listener)
+            if self._replace:
+                await self._running.watch.take_over()
             await self._running.watch.register()
             self._opened = undo.pop_all()
         self._health.running(self.running.figures, lambda: self.running.housekeeping.last_tick)
@@ -161,9 +158,13 @@ class Coordinator:
         running.parts.progress_keeper.save_now()
         self._opened.close()
 
-    async def failed(self) -> None:
-        """Waits until the coordinator must end, and raises why."""
-        await self.running.watching
+    async def watched(self, stop: asyncio.Event) -> None:
+        """Waits for the event; raises if this coordinator must end before, because another one has taken over."""
+        stopped, watching = asyncio.create_task(stop.wait()), self.running.watching
+        await asyncio.wait({stopped, watching}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if watching.done():
+            await watching
 
     def reload(self) -> None:
         """Read users and certificates again. What cannot be read stays as it was, with an error in the log."""
@@ -184,22 +185,22 @@ class Coordinator:
         if not self._replace:
             for entry in entries:
                 refuse_other(identity.name, entry)
-        await self._refuse_copy(entries, link)
+            await self._refuse_copy(entries, link)
         if not any(entries):
             await self._check_groups(state, info, link)
 
     async def _entries(self, link: ClusterLink) -> list[str]:
         """The entry of a coordinator at each name server; empty if it has none. All of them must answer at a start."""
-        found = []
+        entries = []
         for server in link.servers:
             try:
-                found.append((await link.settings(server)).get(EVERY_GROUP, ""))
+                entries.append((await link.settings(server)).get(EVERY_GROUP, ""))
             except TransportError as error:
                 raise UsageError(
                     f"name server {server} does not answer ({error}), and may know another coordinator: start again "
                     f"when it does, or without it in --cluster if it is gone for good"
                 ) from error
-        return found
+        return entries
 
     async def _refuse_copy(self, entries: list[str], link: ClusterLink) -> None:
         """Refuse a copy of the folder of a coordinator that runs: both have the same id."""
@@ -233,7 +234,8 @@ class Coordinator:
         self, identity: Identity, state: State, thread: DiskThread, recording: Recording, link: ClusterLink
     ) -> "CoordinatorParts":
         clock, loop, options = self._clock, asyncio.get_running_loop(), self.options
-        queues, slices, counters = ClusterQueues(clock), LoopSlices(loop, nanoseconds_of(clock)), Counters()
+        confirmed = ConfirmedQueues(msgspec.json.decode(state.get(CONFIRMED_QUEUES) or "[]", type=list[MessageQueue]))
+        queues, slices, counters = ClusterQueues(clock, confirmed), LoopSlices(loop, nanoseconds_of(clock)), Counters()
         tables = recovered_groups(state, clock, thread, RemoteLog())
         queues.remember(MessageQueue(row.topic, row.broker, row.queue_id) for row in state.leases())
         if recording.on:
@@ -244,14 +246,10 @@ class Coordinator:
             state=state,
             row_thread=thread,
             slices=slices,
-            notices=Notices(tables.members, slices),
             queues=queues,
             members=tables.members,
-            saved_filters=SavedFilters(tables.members.filter_rows, state, thread, clock),
             locks=tables.locks,
-            progress=tables.progress.table,
             progress_keeper=tables.progress,
-            queue_log=tables.progress.queue_log,
             recording=recording,
             groups=tables.settings,
             counters=counters,
@@ -275,8 +273,9 @@ class Coordinator:
             OwnerParkingHandler(parts),
             OperatorParkingHandler(parts, answers),
             ProgressHandler(parts, answers),
-            ResetHandler(parts, _moved, answers),
+            ResetHandler(parts, watch.copies.overwrite, answers),
             MoveHandler(parts, link, queues, watch),
+            ComparisonHandler(parts, link, queues),
         )
         served: list[dict[int, Handler]] = [
             {code: handler for code, handler in each.table().items() if code not in NOT_HERE} for each in handlers
@@ -294,7 +293,7 @@ class Coordinator:
             joining=counters.joining,
             tls_detector=parts.tls,
         )
-        housekeeping = GroupHousekeeping(parts, server, IDLE_SECONDS)
+        housekeeping = GroupHousekeeping(parts, server)
         return CoordinatorParts(
             parts,
             queues,
@@ -353,6 +352,17 @@ def _identity(state: State, cluster: str, clock: Clock, *, is_new: bool) -> Iden
     return Identity(name, known)
 
 
+def _own_folder(folder: Path, undo: contextlib.ExitStack) -> bool:
+    """Lock the data folder; whether it is new. Refuses what is not that of a coordinator."""
+    folder.mkdir(mode=0o750, parents=True, exist_ok=True)
+    undo.callback(DataLock(folder).close)
+    refuse_backup(folder)
+    is_new = not (folder / STATE_FILE).exists()
+    if not is_new and coordinator_in(folder) is None:
+        raise UsageError(f"{folder} is not the data folder of a coordinator: give it a folder of its own")
+    return is_new
+
+
 async def _reached(link: ClusterLink) -> ClusterInfo:
     try:
         return await link.info()
@@ -368,10 +378,6 @@ def _most_connections() -> int:
 
 def _no_topic(position: int) -> str:
     raise BrokerRefused(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, "a coordinator has no messages: ask their broker")
-
-
-def _moved(group: str, queues: object) -> None:
-    """Members learn of a reset with the renewal of their leases."""
 
 
 def _nothing() -> None:

@@ -25,6 +25,9 @@ VARIABLES: Final = (
     TLS, TLS_CA, TLS_CERT, TLS_KEY, TLS_VERIFY, ACCESS_KEY, SECRET_KEY, SECRET_KEY_FILE, SECURITY_TOKEN,
 )  # fmt: skip
 
+WORKER_MONITOR: Final = "LANEMQ_WORKER_MONITOR"
+"""Set by `lanemq run --workers`: the file in which a worker says where its monitor listens."""
+
 
 def install_extra(extra: str) -> str:
     """How to install the packages of an extra. LaneMQ is on no package index, so the command is that of a checkout."""

@@ -63,6 +63,7 @@ ADMINISTRATIVE = frozenset(
         RequestCode.LANE_PARKED_REDRIVE,
         RequestCode.LANE_PARKED_DISCARD,
         RequestCode.LANE_COORDINATE,
+        RequestCode.LANE_COMPARE,
     }
 )
 

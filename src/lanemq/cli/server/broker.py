@@ -24,6 +24,7 @@ from lanemq.cli.server.serving import (
     serve,
     tls_of,
 )
+from lanemq.cli.server.supervised_front import SupervisedFront
 from lanemq.cli.settings import SettingsCommand, origins_of, settings_from
 from lanemq.model.names import DEFAULT_BROKER_NAME
 from lanemq.net.address import parse_address
@@ -47,8 +48,6 @@ _MORE = {
     "max_body_bytes": "Largest message body.",
     "first_request_timeout": "A connection without a request is closed after this time.",
     "max_pending_bytes": "Bytes accepted and not on disk; beyond it senders are answered busy.",
-    "group_expiry": "A group without members and commits is forgotten after this time.",
-    "idle_timeout": "A silent connection is closed after this time.",
     "checkpoint_every": "Time between two writes of indexes and producer stamps.",
 }
 """Options that few brokers change, and that `--help` leaves out: fields of `BrokerOptions`, which say what goes wrong
@@ -96,6 +95,11 @@ def _more_options(command: F) -> F:
 @click.option(
     "--retention-bytes", type=int, default=0, help="Size limit of the log; 0 means three quarters of the disk."
 )
+@click.option(
+    "--grpc",
+    metavar="HOST:PORT",
+    help="Also serve RocketMQ 5's gRPC clients there, by a process of its own (lanemq grpc).",
+)
 @last_options(DEFAULT_MONITOR_PORT)
 @_more_options
 def broker(
@@ -107,6 +111,7 @@ def broker(
     log_level: str,
     log_format: str,
     audit: str | None,
+    grpc: str | None,
     **settings: Any,
 ) -> None:
     """Run a broker, which is its own name server, on one port.
@@ -126,10 +131,13 @@ def broker(
         origins={_FIELDS.get(name, name): where for name, where in origins_of(click.get_current_context()).items()},
         **settings,
     )
+    front = None if grpc is None else SupervisedFront(grpc, options)
     prepare(options, form, audit)
     safety = "durable" if options.durable else "relaxed"
+    running = Broker(options)
+    until = None if front is None else lambda stop: front.run(str(running.address), stop)
     with asyncio.Runner(loop_factory=fast_loop()) as runner:
-        runner.run(serve(Broker(options), options, form, lambda at: f"LaneMQ {version('lanemq')} on {at}, {safety}"))
+        runner.run(serve(running, options, form, lambda at: f"LaneMQ {version('lanemq')} on {at}, {safety}", until))
 
 
 def _options(*, listen: str, relaxed: bool, no_auto_create: bool, monitor: str, **settings: Any) -> BrokerOptions:
@@ -144,7 +152,7 @@ def _options(*, listen: str, relaxed: bool, no_auto_create: bool, monitor: str, 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
     """Raises an error if a broker refuses these values of its command line; looks at no file."""
-    others = (*TLS_OPTIONS, "log_format", "log_level", "audit")
+    others = (*TLS_OPTIONS, "log_format", "log_level", "audit", "grpc")
     _options(**{name: value for name, value in settings.items() if name not in others})
     tls_of(*(settings[name] for name in TLS_OPTIONS))
 

@@ -58,4 +58,5 @@ def coordinator(
     prepare(options, form, audit)
     running = Coordinator(options, replace=replace)
     with asyncio.Runner(loop_factory=fast_loop()) as runner:
-        runner.run(serve(running, options, form, lambda at: f"LaneMQ {version('lanemq')}, coordinator on {at}"))
+        first = f"LaneMQ {version('lanemq')}, coordinator on"
+        runner.run(serve(running, options, form, lambda at: f"{first} {at}", running.watched))

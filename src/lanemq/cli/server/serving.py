@@ -9,13 +9,12 @@ import contextlib
 import errno
 import functools
 import gc
-import ipaddress
 import logging
 import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
@@ -28,7 +27,7 @@ from lanemq.cli.options import CliError
 from lanemq.cli.output import LogFormat, announce, log_audit_to, log_to_stderr
 from lanemq.cli.settings import config_option
 from lanemq.model.errors import DiskFull, StorageError
-from lanemq.net.address import Address, parse_address
+from lanemq.net.address import Address, is_loopback, parse_address
 from lanemq.net.descriptors import raise_soft_limit
 from lanemq.net.freed_memory import keep_freed_memory
 from lanemq.net.security import key_problem
@@ -77,9 +76,6 @@ class Served(Protocol):
     async def start(self) -> None: ...
     async def stop(self) -> None: ...
     def reload(self) -> None: ...
-    async def failed(self) -> None:
-        """Waits until the server must end by itself, and raises why."""
-        ...
 
 
 def _with(command: F, options: list[Callable[[Any], Any]]) -> F:
@@ -229,7 +225,7 @@ def _warnings(options: ServedOptions) -> Iterator[str]:
         )
         if wrong
     ]
-    if unprotected and not _is_loopback(options.listen.host):
+    if unprotected and not is_loopback(options.listen.host):
         yield (
             f"{options.listen} can be reached from other machines, and {' and '.join(unprotected)}: "
             f"keep it behind a firewall, or use --listen 127.0.0.1:{options.listen.port}"
@@ -242,10 +238,17 @@ def _warnings(options: ServedOptions) -> Iterator[str]:
         yield problem
 
 
-async def serve(running: Served, options: ServedOptions, form: LogFormat, first: Callable[[Address], str]) -> None:
-    """Runs a server until SIGTERM or SIGINT, or until it ends by itself; a second signal ends the process at once.
+async def serve(
+    running: Served,
+    options: ServedOptions,
+    form: LogFormat,
+    first: Callable[[Address], str],
+    until: Callable[[asyncio.Event], Awaitable[None]] | None = None,
+) -> None:
+    """Runs a server until SIGTERM or SIGINT; a second signal ends the process at once.
 
-    `first` begins the line that says that it serves.
+    `first` begins the line that says that it serves. `until` runs beside it, and returns when the event of the signals
+    is set; an error of it ends the server.
     """
     raise_soft_limit()
     sys.setswitchinterval(SWITCH_SECONDS)
@@ -254,17 +257,13 @@ async def serve(running: Served, options: ServedOptions, form: LogFormat, first:
         await start(running, options)
         # What the start made stays for good. Otherwise every full collection would walk it, while no client is served.
         gc.freeze()
-        with _reload_signal(running):
-            monitor = _monitor_text(running, options)
-            announce(logging.INFO, f"{first(running.address)}, data in {options.data}, {monitor}", form)
-            stopped, failed = asyncio.create_task(stop.wait()), asyncio.create_task(running.failed())
-            await asyncio.wait({stopped, failed}, return_when=asyncio.FIRST_COMPLETED)
-            failure = failed.exception() if failed.done() else None
-            for task in (stopped, failed):
-                task.cancel()
-        await running.stop()
-    if failure is not None:
-        raise failure
+        try:
+            with _reload_signal(running):
+                monitor = _monitor_text(running, options)
+                announce(logging.INFO, f"{first(running.address)}, data in {options.data}, {monitor}", form)
+                await (stop.wait() if until is None else until(stop))
+        finally:
+            await running.stop()
 
 
 def _monitor_text(running: Served, options: ServedOptions) -> str:
@@ -349,13 +348,6 @@ def start_failed(error: OSError, options: ServedOptions) -> CliError:
 
 def _disk_full(options: ServedOptions) -> CliError:
     return CliError(f"the disk of {options.data} is full: free some space, then start again; nothing is damaged")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _on_signal(stop: asyncio.Event) -> None:

@@ -1,4 +1,4 @@
-"""`lanemq up`: a broker and its console, each in a process of its own, until SIGTERM or Ctrl-C.
+"""`lanemq up`: a broker, its console and a front for gRPC clients, each in a process of its own, until a signal.
 
 If one part ends, the others are stopped, and the command reports it. If the command is killed, its parts end too.
 """
@@ -6,6 +6,7 @@ If one part ends, the others are stopped, and the command reports it. If the com
 import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -13,10 +14,12 @@ import time
 import webbrowser
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from lanemq.cli.listening import check_can_listen
 from lanemq.cli.options import CliError
@@ -66,7 +69,10 @@ class UpParts:
     def check(self) -> None:
         """Raises an error if a part has ended."""
         for name, process in self.running.items():
-            if process.poll() is not None:
+            code = process.poll()
+            if code is not None and code < 0:
+                raise CliError(f"the {name} was ended by {signal_name(-code)}; its log is {self.log(name)}")
+            if code is not None:
                 lines = self.log(name).read_text(errors="replace").strip().splitlines()
                 why = lines[-1].removeprefix("Error: ") if lines else f"no output; see {self.log(name)}"
                 raise CliError(f"the {name} ended: {why}")
@@ -83,6 +89,13 @@ class UpParts:
         if "broker" in self.running:
             _wait(self.running["broker"])
         self.children.close()
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
 
 
 def _wait(process: subprocess.Popen[bytes]) -> None:
@@ -108,10 +121,26 @@ def _wait(process: subprocess.Popen[bytes]) -> None:
     "--console", "console_at", default="127.0.0.1:9870", show_default=True, metavar="HOST:PORT",
     help="Address of the console.",
 )  # fmt: skip
+@click.option(
+    "--monitor", metavar="HOST:PORT|off",
+    help="Address of the broker's health checks and metrics. Without it, 127.0.0.1:9880, or none if that is in use.",
+)  # fmt: skip
+@click.option(
+    "--grpc", "grpc_at", default="127.0.0.1:8081", show_default=True, metavar="HOST:PORT|off",
+    help="Address for RocketMQ 5's gRPC clients; left out if grpcio is not installed, or the default is in use.",
+)  # fmt: skip
 @console_options
 @click.option("--demo", is_flag=True, help="Add sample traffic: orders, a failing key, a slow consumer.")
 def up(
-    data: Path, listen: str, console_at: str, open_page: bool, demo: bool, history: Path | None, **console: Any
+    data: Path,
+    listen: str,
+    console_at: str,
+    monitor: str | None,
+    grpc_at: str,
+    open_page: bool,
+    demo: bool,
+    history: Path | None,
+    **console: Any,
 ) -> None:
     """Run a broker and its console.
 
@@ -122,15 +151,24 @@ def up(
     check_console_packages()
     check_can_listen(parse_address(listen))
     check_can_listen(parse_address(console_at), "--console")
+    front = _front_options(grpc_at)
     data.mkdir(parents=True, exist_ok=True)
     parts = UpParts(data)
     if demo and history is None:
         history = data / "history"
     with _stop_event() as stop:
         try:
-            recorded = [f"--history={history}"] if history is not None else []
+            chosen = [f"--{name}={value}" for name, value in (("history", history), ("monitor", monitor)) if value]
             parts.start(
-                "broker", "lanemq.cli.main", "broker", "--data", str(data / "broker"), "--listen", listen, *recorded
+                "broker",
+                "lanemq.cli.main",
+                "broker",
+                "--data",
+                str(data / "broker"),
+                "--listen",
+                listen,
+                *chosen,
+                *front,
             )
             server = parts.address("broker")
             if demo and history is not None:
@@ -138,7 +176,7 @@ def up(
             settings = as_arguments(history=history, **console)
             parts.start("console", "lanemq.cli.main", "console", "--server", server, "--listen", console_at, *settings)
             url = parts.address("console")
-            _announce(parts, url, server)
+            announce(parts, url, server, grpc_at if front else None)
             if open_page:
                 webbrowser.open(url)
             while not stop.wait(0.2):
@@ -153,13 +191,39 @@ def _start_demo(parts: UpParts, server: str, history: Path) -> None:
         parts.start(name, "lanemq.testing.demo.traffic", "consume", server, str(history), group, name)
 
 
-def _announce(parts: UpParts, url: str, server: str) -> None:
+def _front_options(listen: str) -> list[str]:
+    """The broker's options for a front. Nobody asked for the default: it may be missing."""
+    chosen = click.get_current_context().get_parameter_source("grpc_at") is not ParameterSource.DEFAULT
+    if listen == "off":
+        return []
+    try:
+        check_can_listen(parse_address(listen), "--grpc")
+    except CliError:
+        if chosen:
+            raise
+        return []
+    return [f"--grpc={listen}"] if chosen or find_spec("grpc") is not None else []
+
+
+def announce(parts: UpParts, url: str, server: str, grpc_at: str | None = None) -> None:
     token = re.search(r"^token for changes: (\S+)", parts.log("console").read_text(), re.MULTILINE)
     click.echo(f"console  {url}")
     click.echo(f"broker   {server}")
+    if grpc_at is not None:
+        click.echo(f"gRPC     {grpc_at}")
+    click.echo(f"metrics  {_metrics(parts.log('broker').read_text(errors='replace'))}")
     if token:
         click.echo(f"token    {token[1]}  (to sign in, before you change anything)")
     click.echo(f"logs in {parts.folder}; Ctrl-C stops everything")
+
+
+def _metrics(said: str) -> str:
+    """Where the metrics are, as the broker says it in its first line."""
+    if found := re.search(r"monitor on (http://[\w.:\[\]]+)", said):
+        return f"{found[1]}/metrics"
+    if taken := re.search(r"no monitor: (\S+) is in use", said):
+        return f"none: {taken[1]} is in use; choose another address with --monitor"
+    return "off"
 
 
 @contextlib.contextmanager

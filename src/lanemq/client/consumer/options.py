@@ -69,7 +69,7 @@ class ConsumerSettings(TypedDict, total=False):
     allocation: str | Allocate
     codec: str | Codec
     coordinator: str | None
-    drop_repeats: bool
+    drop_repeats: bool | None
     flow: FlowLimits | None
     commit_every: Seconds
     hand_over_timeout: Seconds
@@ -114,9 +114,10 @@ class ConsumerOptions:
     """Address of the group's coordinator, `host:port`, if members must reach it at another one than it told the name
     servers. None: as the environment says (`LANEMQ_COORDINATOR`), else the name servers."""
 
-    drop_repeats: bool = False
+    drop_repeats: bool | None = None
     """Leaves out messages that an Apache broker stored twice because an answer was lost, as their producer stamps
-    show. Looks back over the last 1000 messages when a queue is taken. A LaneMQ broker stores no repeats."""
+    show. None: where a coordinator remembers the stamps; `True`: elsewhere too, which looks back over the last 1000
+    messages when a queue is taken. A LaneMQ broker stores no repeats."""
 
     flow: FlowLimits | None = None
     """Cache limits per queue; None: RocketMQ's 1000 messages, or four pulls where pulls are larger."""
