@@ -13,6 +13,7 @@ from lanemq.client.admin.coordinated import CoordinatedAdmin
 from lanemq.client.admin.parked import ParkedAdmin
 from lanemq.client.coordination import COORDINATOR_NAMESPACE, EVERY_GROUP
 from lanemq.coordinator.app import STATE_FILE
+from lanemq.coordinator.cluster import ClusterLink
 from lanemq.coordinator.queues import ClusterQueues
 from lanemq.coordinator.watch import CONFIRMED_QUEUES, OtherCoordinator
 from lanemq.log.state.database import State
@@ -154,6 +155,28 @@ def test_a_member_without_the_entry_starts_nothing_and_says_why(
     until(lambda: "no name server knows a coordinator for it" in caplog.text)
     app.stop()
     assert not seen
+
+
+def test_without_the_disabled_group_that_member_takes_the_queues_at_the_brokers_offsets(
+    cluster: EmbeddedBroker, coordinator: RunningCoordinator, at_broker: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control: nothing else says that the group is coordinated when the name servers have lost the entry."""
+
+    async def leave_enabled(*_: object, **__: object) -> None:
+        return None
+
+    monkeypatch.setattr(ClusterLink, "set_consumption", leave_enabled)
+    with CoordinatedAdmin(cluster.address) as admin:
+        admin.move(GROUP, apply=True)
+    coordinator.stop()
+    at_broker.ask(RequestCode.DELETE_KV_CONFIG, {"namespace": COORDINATOR_NAMESPACE, "key": GROUP})
+    with Producer(cluster.address) as producer:
+        producer.send(TOPIC, {"n": 1}, key="k")
+    seen: list[Message] = []
+    app = member(cluster.address, seen)
+    app.start()
+    until(lambda: seen)
+    app.stop()
 
 
 def test_a_parked_lane_is_kept_listed_and_redriven(cluster: EmbeddedBroker, moved: RunningCoordinator) -> None:

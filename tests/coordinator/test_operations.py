@@ -19,6 +19,7 @@ from lanemq.broker.config import BrokerOptions
 from lanemq.cli.main import main
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.coordinated import CoordinatedAdmin
+from lanemq.client.coordination import COORDINATOR_NAMESPACE, EVERY_GROUP, entry_text
 from lanemq.errors import NotAllowed
 from lanemq.model.errors import StorageError, UsageError
 from lanemq.net.address import Address
@@ -167,6 +168,20 @@ def test_a_copy_of_the_folder_does_not_start_beside_the_original(
         start("copy")
     running.stop()
     start("copy")
+
+
+def test_a_new_folder_continues_above_the_epochs_of_the_lost_one_whatever_the_clock_says(
+    cluster: EmbeddedBroker, start: Start, at_broker: RawClient
+) -> None:
+    """`once` refuses owners with a lower epoch than one that it has seen."""
+    start("lost").stop()
+    granted = 10**13
+    entry = {"namespace": COORDINATOR_NAMESPACE, "key": EVERY_GROUP}
+    at_broker.ask(RequestCode.PUT_KV_CONFIG, {**entry, "value": entry_text("lost", Address("127.0.0.1", 1), granted)})
+    running = start("new", replace=True)
+    move(cluster)
+    with RawClient(str(running.address)) as client:
+        assert owned(client, "one") > granted
 
 
 # bad input

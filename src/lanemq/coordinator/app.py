@@ -34,7 +34,7 @@ from lanemq.broker.monitor.health import Health, open_monitor
 from lanemq.broker.recording import Recording
 from lanemq.broker.recovery import recovered_groups
 from lanemq.broker.storage.disk_thread import DiskThread
-from lanemq.client.coordination import EVERY_GROUP, read_entry
+from lanemq.client.coordination import EVERY_GROUP, epochs_below, read_entry
 from lanemq.clock import Clock, SystemClock, machine_of, nanoseconds_of
 from lanemq.coordinator.cluster import CONSUME_ENABLE, ClusterLink, cluster_name, masters_in, settings_of
 from lanemq.coordinator.comparison import ComparisonHandler
@@ -186,6 +186,9 @@ class Coordinator:
             for entry in entries:
                 refuse_other(identity.name, entry)
             await self._refuse_copy(entries, link)
+        else:
+            # Above those of the coordinator that is replaced, also if this machine's clock is behind.
+            state.put(EPOCH_FLOOR, str(max(state.epoch_floor(), *map(epochs_below, entries))))
         if not any(entries):
             await self._check_groups(state, info, link)
 

@@ -147,14 +147,17 @@ class ClusterWatch:
 
     # name servers
 
+    def _entry(self) -> str:
+        return entry_text(self._name, self.address, self._parts.locks.highest_epoch)
+
     async def take_over(self) -> None:
         """Replace the entry of a coordinator whose folder is lost. If that one still runs, it ends."""
-        await self._link.put(EVERY_GROUP, entry_text(self._name, self.address), self._link.servers)
+        await self._link.put(EVERY_GROUP, self._entry(), self._link.servers)
 
     async def register(self) -> None:
         """Enter this coordinator and its groups where they are missing; raises if another one is entered."""
         wanted = dict.fromkeys(self._parts.groups, str(self.address))
-        wanted[EVERY_GROUP] = entry_text(self._name, self.address)  # the last: where it is, all others are
+        wanted[EVERY_GROUP] = self._entry()  # the last: where it is, all others are
         for server in self._link.servers:
             try:
                 settings = await self._link.settings(server)
