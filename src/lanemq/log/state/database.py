@@ -23,6 +23,8 @@ from lanemq.model.errors import DiskFull, NoDescriptors, StorageError
 EPOCH_FLOOR = "epoch-floor"
 GENERATION = "generation"
 LAST_RUN = "last run"
+COORDINATOR = "coordinator"
+"""The id of a coordinator, in its database only."""
 _AGES = "ages of log files"
 _REBUILD = "rebuild indexes"
 
