@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,13 @@ from lanemq.net.address import Address, parse_addresses
 from lanemq.testing.embedded import EmbeddedBroker
 
 TOPIC, GROUP = "orders", "billing"
+
+
+def until(condition: Callable[[], object], seconds: float = 15.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "not in time"
+        time.sleep(0.02)
 
 
 class RunningCoordinator:

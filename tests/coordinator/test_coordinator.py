@@ -1,12 +1,11 @@
 """A coordinated group: who is refused, what survives, and how it moves in and out."""
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.broker.raw_client import BROKER, RawClient
-from tests.coordinator.conftest import GROUP, TOPIC, RunningCoordinator, Start
+from tests.coordinator.conftest import GROUP, TOPIC, RunningCoordinator, Start, until
 
 from lanemq import App, HoldKey, Message, Producer
 from lanemq.client.admin.admin import Admin
@@ -18,13 +17,6 @@ from lanemq.coordinator.watch import OtherCoordinator
 from lanemq.model.errors import UsageError
 from lanemq.testing.embedded import EmbeddedBroker
 from lanemq.wire.codes import RequestCode, ResponseCode
-
-
-def until(condition: Callable[[], object], seconds: float = 15.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "not in time"
-        time.sleep(0.02)
 
 
 def owned(client: RawClient, name: str, seconds: float = 10.0) -> int:

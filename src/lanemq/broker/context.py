@@ -23,7 +23,8 @@ from lanemq.core.brokering.delay import DelayQueueCursors
 from lanemq.core.brokering.disk_space import LowSpace
 from lanemq.core.brokering.lock_table import LockTable
 from lanemq.core.brokering.long_poll import LongPolls
-from lanemq.core.brokering.membership import ConnectionId, Membership
+from lanemq.core.brokering.members.group import ConnectionId
+from lanemq.core.brokering.members.membership import Membership
 from lanemq.core.brokering.progress_store import QueueLog
 from lanemq.core.brokering.progress_table import ProgressTable
 from lanemq.core.brokering.refusals import RefusalCounts

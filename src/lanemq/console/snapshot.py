@@ -48,6 +48,8 @@ class GroupNow:
     note: str = ""
     broadcasting: bool = False
     """Each member keeps its own offsets, so there is no lag."""
+    coordinator: str = ""
+    """Who keeps its leases, offsets and lanes beside an Apache cluster; empty if the brokers do."""
 
     @property
     def lag(self) -> int:
@@ -210,7 +212,15 @@ class SnapshotReader:
     ) -> GroupNow:
         queues = (progress_at(at, stored, left.get((group.group, at.queue)), wall) for at in group.queues)
         shown = tuple(each for each in queues if each.worth_showing)
-        return GroupNow(group.group, group.members, group.subscriptions, shown, group.note, group.broadcasting)
+        return GroupNow(
+            group.group,
+            group.members,
+            group.subscriptions,
+            shown,
+            group.note,
+            group.broadcasting,
+            group.coordinator,
+        )
 
 
 def _is_dead_letters(topic: str) -> bool:

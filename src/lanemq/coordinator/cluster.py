@@ -1,15 +1,15 @@
 """The requests of a coordinator to its cluster, as calls that take and return values."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from lanemq.client.coordination import COORDINATOR_NAMESPACE
+from lanemq.client.coordination import COORDINATOR_NAMESPACE, entries_in
 from lanemq.client.topic_route import TopicRoute, topic_route
 from lanemq.client.topics import MASTER, Steps, checked, delete_setting, plain_route, put_setting, run_async
 from lanemq.model.errors import ConnectFailed, GroupNotFound, LaneError, RemoteProtocolError, TransportError
-from lanemq.model.names import pull_group
+from lanemq.model.names import TOOLS_GROUP, pull_group
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
 from lanemq.net.address import Address, parse_address
@@ -18,13 +18,27 @@ from lanemq.wire.admin_headers import ConsumeStatsHeader, KvHeader
 from lanemq.wire.bodies import LockRequest, LockResponse, QueueBody
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
-from lanemq.wire.headers import ConsumerListHeader, QueryOffsetHeader, UpdateOffsetHeader
-from lanemq.wire.route_bodies import ClusterInfo, KVTable
+from lanemq.wire.headers import (
+    ConsumerListHeader,
+    OffsetResponse,
+    PullHeader,
+    QueryOffsetHeader,
+    QueueHeader,
+    UpdateOffsetHeader,
+)
+from lanemq.wire.record import PULL_SUBSCRIPTION, RecordView
+from lanemq.wire.route_bodies import ClusterInfo
 from lanemq.wire.stats_bodies import ConsumerConnection, ConsumeStats
 
 REQUEST_SECONDS = 3.0
 """As all clients of RocketMQ."""
 CONSUME_ENABLE = "consumeEnable"
+
+_NO_MESSAGE = (
+    ResponseCode.PULL_NOT_FOUND,
+    ResponseCode.PULL_RETRY_IMMEDIATELY,
+    ResponseCode.PULL_OFFSET_MOVED,
+)
 
 GroupSettings = dict[str, Any]
 """A group's settings at a broker, with everything that the broker's version knows."""
@@ -53,9 +67,7 @@ class ClusterLink:
         """The coordinators that one name server has."""
         header = KvHeader(namespace=COORDINATOR_NAMESPACE)
         reply = await self._ask(server, Command(RequestCode.GET_KVLIST_BY_NAMESPACE, 0, ext=header.to_ext()))
-        if reply.code == ResponseCode.QUERY_NOT_FOUND:
-            return {}
-        return KVTable.decode(checked(reply).body).table
+        return {} if reply.code == ResponseCode.QUERY_NOT_FOUND else entries_in(checked(reply))
 
     async def put(self, key: str, value: str, servers: Iterable[Address]) -> Sequence[Address]:
         """Sets an entry at name servers; returns those that were not reached."""
@@ -110,15 +122,21 @@ class ClusterLink:
             return []
         return sorted(each.client_addr for each in ConsumerConnection.decode(reply.body).connection_set)
 
-    async def offsets(self, broker: Address, group: str) -> dict[MessageQueue, QueueOffset]:
-        """What a group has committed in the queues of a broker."""
+    async def offsets(
+        self, broker: Address, group: str, wanted: Container[MessageQueue] | None = None
+    ) -> dict[MessageQueue, QueueOffset]:
+        """What a group has committed in the queues of a broker; None: in all of them."""
         ext = ConsumeStatsHeader(consumer_group=group).to_ext()
         reply = checked(await self._ask(broker, Command(RequestCode.GET_CONSUME_STATS, 0, ext=ext)))
         table = ConsumeStats.decode(reply.body).offset_table
-        found = {queue: QueueOffset(at.consumer_offset) for queue, at in table.items()}
+        offsets = {
+            queue: QueueOffset(at.consumer_offset) for queue, at in table.items() if wanted is None or queue in wanted
+        }
         # 0 may also stand for "never committed", and such a queue starts where its next owner says.
-        unsure = [queue for queue, offset in found.items() if offset <= 0 and not await self._has(broker, group, queue)]
-        return {queue: offset for queue, offset in found.items() if queue not in unsure}
+        unsure = [
+            queue for queue, offset in offsets.items() if offset <= 0 and not await self._has(broker, group, queue)
+        ]
+        return {queue: offset for queue, offset in offsets.items() if queue not in unsure}
 
     async def _has(self, broker: Address, group: str, queue: MessageQueue) -> bool:
         header = QueryOffsetHeader(
@@ -132,6 +150,31 @@ class ClusterLink:
             consumer_group=group, topic=queue.topic, queue_id=queue.queue_id, commit_offset=offset
         )
         checked(await self._ask(broker, Command(RequestCode.UPDATE_CONSUMER_OFFSET, 0, ext=header.to_ext())))
+
+    # messages
+
+    async def message(self, broker: Address, queue: MessageQueue, offset: int) -> bytes:
+        """The message at an offset, as stored; empty if there is none."""
+        header = PullHeader(
+            consumer_group=TOOLS_GROUP,
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            queue_offset=QueueOffset(offset),
+            max_msg_nums=1,
+            sys_flag=PULL_SUBSCRIPTION,
+            subscription="*",
+            expression_type="TAG",
+        )
+        reply = await self._ask(broker, Command(RequestCode.PULL_MESSAGE, 0, ext=header.to_ext()))
+        if reply.code in _NO_MESSAGE:
+            return b""
+        body = checked(reply).body
+        return body if body and RecordView(body).queue_offset == offset else b""
+
+    async def first_offset(self, broker: Address, queue: MessageQueue) -> int:
+        header = QueueHeader(topic=queue.topic, queue_id=queue.queue_id)
+        reply = await self._ask(broker, Command(RequestCode.GET_MIN_OFFSET, 0, ext=header.to_ext()))
+        return OffsetResponse.from_ext(checked(reply).ext).offset
 
     # requests
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from lanemq.broker.context import GroupContext
 from lanemq.client.coordination import EVERY_GROUP, entry_text, read_entry
 from lanemq.coordinator.cluster import CONSUME_ENABLE, ClusterLink, masters_in, settings_of
+from lanemq.coordinator.copies import OffsetCopies
 from lanemq.coordinator.queues import ClusterQueues
 from lanemq.model.errors import LaneError, ProtocolError
 from lanemq.model.names import RETRY_PREFIX, pull_group
@@ -29,6 +30,8 @@ LOCKS_EVERY_MS = 15_000
 GROUPS_EVERY_MS = 10_000
 """Between two looks at whether groups are still disabled at a broker."""
 ENTRIES_EVERY_MS = 5_000
+COPIES_EVERY_MS = 5_000
+"""Between two copies of offsets to the brokers. Short: each costs a broker a request for every queue that moved."""
 
 
 class OtherCoordinator(LaneError):
@@ -49,6 +52,7 @@ class ClusterWatch:
         self._queues = queues
         self.client_id = f"lanemq-coordinator-{name}"
         """Holds Apache's locks."""
+        self.copies = OffsetCopies(parts, link)
         self._last: dict[object, Millis] = {}
         self._guarded: dict[tuple[str, Address], None] = {}
         """Groups, and masters at which they were seen disabled."""
@@ -94,16 +98,20 @@ class ClusterWatch:
 
     # name servers
 
+    async def take_over(self) -> None:
+        """Replace the entry of a coordinator whose folder is lost. If that one still runs, it ends."""
+        await self._link.put(EVERY_GROUP, entry_text(self._name, self.address), self._link.servers)
+
     async def register(self) -> None:
         """Enter this coordinator and its groups where they are missing; raises if another one is entered."""
-        wanted = {EVERY_GROUP: entry_text(self._name, self.address)}
-        wanted |= dict.fromkeys(self._parts.groups, str(self.address))
+        wanted = dict.fromkeys(self._parts.groups, str(self.address))
+        wanted[EVERY_GROUP] = entry_text(self._name, self.address)  # the last: where it is, all others are
         for server in self._link.servers:
             try:
-                found = await self._link.settings(server)
-                refuse_other(self._name, found.get(EVERY_GROUP, ""))
+                settings = await self._link.settings(server)
+                refuse_other(self._name, settings.get(EVERY_GROUP, ""))
                 for key, value in wanted.items():
-                    if found.get(key) != value:
+                    if settings.get(key) != value:
                         await self._link.put(key, value, (server,))
             except OtherCoordinator:
                 raise
@@ -118,6 +126,8 @@ class ClusterWatch:
             for group in tuple(self._parts.groups):
                 if (group, master) in self._guarded:
                     await self._lock(group, name, master)
+                    if self._is_due(("copies", group, master), COPIES_EVERY_MS):
+                        await self.copies.copy(group, name, master)
         except (LaneError, ProtocolError) as error:
             self._warnings.failed(name, f"queues of {name} get no new owner until it answers", error)
 

@@ -176,6 +176,10 @@ class OrderError(LaneError):
     """Going on would break the order of a key."""
 
 
+class LogReplaced(OrderError):
+    """A queue has other messages at offsets that the group has finished."""
+
+
 class SequenceGap(OrderError):
     """The broker misses an earlier message of this producer."""
 
@@ -198,7 +202,8 @@ class LeaseLost(OrderError):
 
 class GroupConflict(OrderError):
     """Another member of the group consumes concurrently what this one would consume in order, or the reverse; or it
-    reads other tags of a topic, and neither of them reads all tags of the other."""
+    reads other tags of a topic, and neither of them reads all tags of the other. Also a query that reports its offsets
+    to a group that consumers use, or the reverse."""
 
 
 class SinkFenced(OrderError):

@@ -6,8 +6,8 @@ twice, to two owners. The same holds for a renewal while the row of the grant th
 A new owner receives what is finished above its start offset. An owner that did not ask for it will repeat those
 messages, so the finished ranges are deleted with the grant.
 
-Every lock request and keep-alive also shows that the sender is alive (`core/brokering/membership`). The answer to a
-sender that is not a member of the group, because it was silent for too long, says so, and the sender sends a heartbeat.
+Every lock request and keep-alive also shows that the sender is alive (`core/brokering/members/membership`). The answer
+to a sender that is not a member of the group, because it was silent for too long, says so, and it sends a heartbeat.
 """
 
 import logging
@@ -22,7 +22,7 @@ from lanemq.broker.group_rules import use_groups
 from lanemq.broker.long_answers import LongAnswers, Steps
 from lanemq.broker.storage.checkpoints import lease_row
 from lanemq.core.brokering.lock_table import MIN_LEASE_MS, Lease, LockGrant, Refusal, SavedLease
-from lanemq.core.brokering.membership import ConnectionId
+from lanemq.core.brokering.members.group import ConnectionId
 from lanemq.core.brokering.progress_store import SavedLane
 from lanemq.core.brokering.quotas import Quota
 from lanemq.core.brokering.refusals import RefusalReason
@@ -291,8 +291,8 @@ class LockHandler:
     def _current(self, rows: Sequence[SavedLease]) -> Sequence[SavedLease]:
         """Rows of leases that are still as they were in an earlier step. Those of a topic that was deleted since must
         not be written behind its deletion."""
-        found = [(row, self._parts.locks.latest(row.group, row.queue)) for row in rows]
-        return [row for row, last in found if last is not None and last.epoch == row.epoch]
+        pairs = [(row, self._parts.locks.latest(row.group, row.queue)) for row in rows]
+        return [row for row, last in pairs if last is not None and last.epoch == row.epoch]
 
     def _save(self, peer: Peer, request: Command, rows: Sequence[SavedLease], saved: Callable[[], None]) -> None:
         """Call `saved` once the rows are on disk, immediately if there are none; or answer with the error."""

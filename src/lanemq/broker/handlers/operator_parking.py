@@ -108,7 +108,7 @@ class OperatorParkingHandler:
             return
         below, _ = self._parts.queue_log.bounds(lane.name.queue)
 
-        def found(records: Records, error: StorageError | None) -> None:
+        def answer_with(records: Records, error: StorageError | None) -> None:
             if error is not None:
                 answer_error(peer, request, error)
             elif not records:
@@ -117,7 +117,7 @@ class OperatorParkingHandler:
                 answer(peer, request, {}, b"".join(records.values()))
 
         if offsets and offsets[0] < below:
-            self._keeper.find(lane.name, offsets, MAX_SHOWN_BYTES, found)
+            self._keeper.find(lane.name, offsets, MAX_SHOWN_BYTES, answer_with)
         else:
             self._answers.begin(peer, request, self._show_steps(lane, offsets))
 
@@ -131,11 +131,11 @@ class OperatorParkingHandler:
 
     def _redrive(self, peer: Peer, request: Command) -> None:
         progress, lane = self._one(LaneBody.of_request(request.body))
-        name, given = lane.name, lane.offsets.from_offset(lane.first, MAX_GIVEN)
+        name, offsets = lane.name, lane.offsets.from_offset(lane.first, MAX_GIVEN)
         changed = progress.redrive(name.key)
         if changed:
             log.info("group %s: key %s of %s is redriven", name.group, shown_key(name.key), _shown(name))
-        stored = partial(self._parts.recording.redriven, name, given[0], given[-1])
+        stored = partial(self._parts.recording.redriven, name, offsets[0], offsets[-1])
         self._save(peer, request, lane, int(changed), stored)
 
     def _discard(self, peer: Peer, request: Command) -> None:
@@ -165,16 +165,16 @@ class OperatorParkingHandler:
         if not (wanted.group and wanted.topic) or wanted.any_key:
             raise BrokerRefused(ResponseCode.INVALID_PARAMETER, "a lane is named by its group, its topic and its key")
         parked = [progress for progress in self._parts.progress.parked() if _matches(progress, wanted)]
-        found = {progress: progress.lanes[wanted.key] for progress in parked if wanted.key in progress.lanes}
-        if not found:
+        lanes = {progress: progress.lanes[wanted.key] for progress in parked if wanted.key in progress.lanes}
+        if not lanes:
             what = "without a key" if wanted.key is None else f"of key {wanted.key!r}"
             raise BrokerRefused(
                 ResponseCode.QUERY_NOT_FOUND, f"group {wanted.group} has no parked lane {what} in topic {wanted.topic}"
             )
-        if len(found) > 1:
-            queues = ", ".join(map(str, sorted(progress.queue for progress in found)))
+        if len(lanes) > 1:
+            queues = ", ".join(map(str, sorted(progress.queue for progress in lanes)))
             raise BrokerRefused(ResponseCode.INVALID_PARAMETER, f"that lane exists in queues {queues}: name one")
-        return found.popitem()
+        return lanes.popitem()
 
 
 def _sort_key(name: LaneName) -> SortKey:

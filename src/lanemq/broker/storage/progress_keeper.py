@@ -8,6 +8,7 @@ one repeats the failed changes first, so that the store receives all changes in 
 A record is read from the log, or from its copy in the store if retention has deleted it from the log.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Generator, Sequence
 from typing import TypeAlias
@@ -85,6 +86,13 @@ class ProgressKeeper:
         self._unsaved += [(change, nothing) for change in changes[:-1]]
         self._unsaved += [(change, stored) for change in changes[-1:]]
         self.settled(then)
+
+    async def saved(self, changes: Sequence[ProgressChange]) -> None:
+        """Save changes, and wait until they are on disk; raises if they could not be written."""
+        done: asyncio.Future[StorageError | None] = asyncio.get_running_loop().create_future()
+        self.save(changes, done.set_result)
+        if (error := await done) is not None:
+            raise error
 
     def save_lane(
         self,

@@ -21,7 +21,7 @@ from lanemq.clock import SystemClock
 from lanemq.model.names import RETRY_PREFIX
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
-from lanemq.wire.lane_bodies import CoordinateAnswer
+from lanemq.wire.lane_bodies import CompareAnswer, CoordinateAnswer
 
 if TYPE_CHECKING:
     from lanemq.cli.pipeline.status import PipelineWaiting
@@ -160,11 +160,13 @@ def describe(name: str, server: str, as_json: bool) -> None:
             "members": found.members,
             "subscriptions": dict(found.subscriptions),
             "queues": [each.document() for each in queues],
+            "coordinator": found.coordinator or None,
             "note": found.note,
         },
         f"group {name}: {plural(len(found.members), 'member')}"
         + ("" if found.broadcasting else f", lag {plural(found.lag, 'message')}")
-        + (f", the oldest is {duration_text(oldest)} old" if oldest is not None else ""),
+        + (f", the oldest is {duration_text(oldest)} old" if oldest is not None else "")
+        + (f", coordinated by {found.coordinator}" if found.coordinator else ""),
         _grid_of_queues(
             _COLUMNS,
             [_row(each) for each in queues],
@@ -254,6 +256,40 @@ def _move_grid(plan: CoordinateAnswer) -> Grid:
     """Where the group continues, and what brokers will deliver again because they do not keep finished ranges."""
     rows = [(each.topic, each.broker, each.queue_id, each.offset, each.finished) for each in plan.queues]
     return Grid(("topic", "broker", "queue", "offset", "finished above"), rows, empty="the group has no offsets yet")
+
+
+@group.command()
+@click.argument("name")
+@click.option("--drop", is_flag=True, help="Drop the group's progress above the last message that is the same.")
+@YES
+@asks_server
+def compare(name: str, drop: bool, yes: bool, server: str, as_json: bool) -> None:
+    """Compare what a coordinated group has read with what its brokers have.
+
+    A broker that lost the end of its log, or a topic that was created anew, has other messages at offsets that the
+    group has finished. The group stands in such a queue. With --drop it continues there with the first message that
+    may be another one; parked messages above that are lost.
+    """
+    with CoordinatedAdmin(server) as admin:
+        found = admin.compare(name)
+        if drop and found.others:
+            confirm(yes, f"group {name} forgets what it has done from these offsets on", _others_grid(found))
+            found = admin.compare(name, apply=True)
+    if found.problems:
+        raise CliError(f"not all queues of group {name} could be compared: {'; '.join(found.problems)}")
+    dropped = drop and bool(found.others)
+    document = {"compared": found.compared, "others": msgspec.to_builtins(found.others), "dropped": dropped}
+    show(as_json, lambda: document, _others_grid(found))
+
+
+def _others_grid(found: CompareAnswer) -> Grid:
+    rows = [
+        (each.topic, each.broker, each.queue_id, each.offset, each.same_below, each.finished, each.parked)
+        for each in found.others
+    ]
+    columns = ("topic", "broker", "queue", "offset", "same below", "finished above", "parked above")
+    same = f"{plural(found.compared, 'queue')} compared: the brokers have what the group has read"
+    return Grid(columns, rows, empty=same)
 
 
 @group.command()

@@ -116,15 +116,15 @@ class ParkedAdmin(AdminClient):
         """The messages of an answer. A coordinator has only their offsets; the messages are at the queue's broker."""
         if not body.startswith(b"{"):
             return found_messages(body, queue.broker)
-        master, found = self._calls.routes.get(queue.topic).master(queue.broker), list[Message]()
+        master, messages = self._calls.routes.get(queue.topic).master(queue.broker), list[Message]()
         for offset in NextOffsets.decode(body).offsets:
             header = PullHeader(
                 consumer_group=TOOLS_GROUP, topic=queue.topic, queue_id=queue.queue_id, queue_offset=offset,
                 max_msg_nums=1, sys_flag=PULL_SUBSCRIPTION, subscription="*", expression_type="TAG",
             )  # fmt: skip
             reply = self._calls.request(master, Command(RequestCode.PULL_MESSAGE, 0, ext=header.to_ext()))
-            found += found_messages(reply.body, queue.broker)[:1]
-        return found
+            messages += found_messages(reply.body, queue.broker)[:1]
+        return messages
 
     def _kept_at(self, address: Address, wanted: LaneBody) -> Iterator[ParkedLaneView]:
         """The lanes that a broker or a coordinator keeps."""

@@ -10,12 +10,13 @@ from typing import NamedTuple
 from lanemq.client.consumer.coordination import COORDINATOR, Coordination
 from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.pull_stream import Following, Pulled, PullStream, one_pull
-from lanemq.client.coordination import coordinator_of
+from lanemq.client.coordination import coordinator_of, named_coordinator
 from lanemq.client.routing import AsyncRoutes
 from lanemq.client.topic_route import REFRESH_MILLIS, TopicRoute
 from lanemq.client.topics import checked, run_async
 from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
 from lanemq.model.errors import ConnectFailed, InvalidOption, NotAllowed, OffsetNotFound
+from lanemq.model.log_marks import LogMark, SeenLog
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis, QueueOffset
 from lanemq.net.address import Address
@@ -37,7 +38,9 @@ from lanemq.wire.headers import (
     UnregisterHeader,
     UpdateOffsetHeader,
 )
+from lanemq.wire.lane_bodies import LaneBody, SeenBody
 from lanemq.wire.lane_fields import LANE_CLIENT, LANE_EPOCH, LANE_IGNORED
+from lanemq.wire.log_marks import mark_in
 from lanemq.wire.record import PULL_SUBSCRIPTION, RecordView
 from lanemq.wire.route_bodies import SubscriptionGroupConfig
 from lanemq.wire.stats_bodies import ConsumerConnection
@@ -108,13 +111,16 @@ class ConsumerCalls:
             return
         if coordination.known and now - self._asked_at < REFRESH_MILLIS:
             return
-        servers = () if coordination.known else self._routes.servers  # later, one that does not answer costs nothing
-        found = await run_async(coordinator_of(self._group, servers), self._routes.ask)
-        if found is None and not coordination.known:
+        address = named_coordinator(self._options.coordinator)
+        if address is None:
+            # Later only one, so that others that do not answer cost nothing.
+            servers = () if coordination.known else self._routes.servers
+            address = await run_async(coordinator_of(self._group, servers), self._routes.ask)
+        if address is None and not coordination.known:
             await self._refuse_disabled(route)
-        if found is not None and self._options.compat == "rocketmq":
+        if address is not None and self._options.compat == "rocketmq":
             raise InvalidOption(f"group {self._group} is coordinated, which compat='rocketmq' excludes: use 'auto'")
-        coordination.found(found)
+        coordination.found(address)
         self._asked_at = now
 
     async def _refuse_disabled(self, route: TopicRoute) -> None:
@@ -242,15 +248,21 @@ class ConsumerCalls:
         return await self._offset(queue, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
 
     async def commit(
-        self, queue: MessageQueue, offset: QueueOffset, epoch: Epoch, finished: FinishedRanges = NOTHING_FINISHED
+        self,
+        queue: MessageQueue,
+        offset: QueueOffset,
+        epoch: Epoch,
+        finished: FinishedRanges = NOTHING_FINISHED,
+        seen: SeenLog | None = None,
     ) -> bool:
         """Reports progress and waits for the answer; raises `LeaseLost` if another member owns the queue.
 
         False if the broker ignored it because an operator has reset the group; the next pull returns the new offset.
-        Finished ranges go only to brokers that grant epochs: no other broker stores them.
+        Finished ranges go only to brokers that grant epochs: no other broker stores them. `seen` is for a coordinator.
         """
         header = UpdateOffsetHeader.of(self._group, queue, offset, self.client_id, epoch)
-        body = LaneProgress(lane_finished=finished.encode(offset)).encode() if finished.bounds and epoch else b""
+        progress = LaneProgress(lane_finished=finished.encode(offset), lane_seen=seen)
+        body = progress.encode() if epoch and (finished.bounds or seen is not None) else b""
         command = Command(RequestCode.UPDATE_CONSUMER_OFFSET, 0, ext=header.to_ext(), body=body)
         reply = await self._request(self._of(queue), command, REQUEST_TIMEOUT)
         return LANE_IGNORED not in reply.ext
@@ -284,8 +296,21 @@ class ConsumerCalls:
             expression_type="TAG",
         )
         pulled = await self.pull(header, queue.broker)
-        found = pulled.code == ResponseCode.SUCCESS and pulled.body and RecordView(pulled.body).queue_offset == offset
-        return pulled.body if found else b""
+        has_record = (
+            pulled.code == ResponseCode.SUCCESS and pulled.body and RecordView(pulled.body).queue_offset == offset
+        )
+        return pulled.body if has_record else b""
+
+    async def mark(self, queue: MessageQueue, offset: QueueOffset) -> LogMark | None:
+        """The mark of the message at an offset; None if there is none."""
+        return mark_in(await self.record(queue, offset))
+
+    async def seen(self, queue: MessageQueue) -> SeenLog:
+        """What the group's members have seen of a queue's log, as the coordinator knows it."""
+        topic, broker, queue_id = queue
+        body = LaneBody(group=self._group, topic=topic, broker=broker, queue_id=queue_id).encode()
+        reply = await self.ask_coordinator(queue, Command(RequestCode.LANE_SEEN, 0, body=body))
+        return SeenBody.decode(reply.body).seen
 
     async def ask_coordinator(self, queue: MessageQueue, command: Command) -> Command:
         """Sends a request about a queue's lanes to who keeps them."""
