@@ -11,6 +11,7 @@ import pytest
 from tests.broker.raw_client import RawClient
 from tests.stock_broker import stock_broker
 
+from lanemq.broker.config import BrokerOptions
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.coordinated import CoordinatedAdmin
 from lanemq.coordinator.app import Coordinator
@@ -60,8 +61,14 @@ class RunningCoordinator:
 
 
 @pytest.fixture
-def cluster() -> Iterator[EmbeddedBroker]:
-    with stock_broker() as broker:
+def options() -> BrokerOptions | None:
+    """Those of the broker; None: the defaults."""
+    return None
+
+
+@pytest.fixture
+def cluster(options: BrokerOptions | None) -> Iterator[EmbeddedBroker]:
+    with stock_broker(options) as broker:
         with Admin(broker.address) as admin:
             admin.create_topic(TOPIC, 2, ordered=True)
         yield broker

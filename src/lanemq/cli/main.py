@@ -30,6 +30,9 @@ COMMANDS = {
     "coordinator": LazyCommand(
         "lanemq.cli.server.coordinator", "Run a coordinator of groups beside an Apache RocketMQ cluster."
     ),
+    "grpc": LazyCommand(
+        "lanemq.cli.server.front", "Serve RocketMQ 5's gRPC clients: Java, Python, Go, Node and others."
+    ),
     "config": LazyCommand("lanemq.cli.server.config", "Show the settings of a broker."),
     "status": LazyCommand(
         "lanemq.cli.commands.status",

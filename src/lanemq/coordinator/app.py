@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
+import msgspec
+
 from lanemq.broker.charges import Charges
 from lanemq.broker.connections import Connections
 from lanemq.broker.context import Counters, GroupContext
@@ -25,11 +27,9 @@ from lanemq.broker.handlers.owner_parking import OwnerParkingHandler
 from lanemq.broker.handlers.progress import ProgressHandler
 from lanemq.broker.handlers.resets import ResetHandler
 from lanemq.broker.long_answers import LongAnswers
-from lanemq.broker.notices import Notices
 from lanemq.broker.recording import Recording
 from lanemq.broker.recovery import recovered_groups
 from lanemq.broker.storage.disk_thread import DiskThread
-from lanemq.broker.storage.saved_filters import SavedFilters
 from lanemq.client.coordination import EVERY_GROUP
 from lanemq.clock import Clock, SystemClock, machine_of, nanoseconds_of
 from lanemq.coordinator.cluster import CONSUME_ENABLE, ClusterLink, cluster_name, masters_in, settings_of
@@ -37,7 +37,8 @@ from lanemq.coordinator.comparison import ComparisonHandler
 from lanemq.coordinator.config import CoordinatorOptions
 from lanemq.coordinator.moves import MoveHandler
 from lanemq.coordinator.queues import ClusterQueues, RemoteLog
-from lanemq.coordinator.watch import ClusterWatch, refuse_other
+from lanemq.coordinator.watch import CONFIRMED_QUEUES, ClusterWatch, refuse_other
+from lanemq.core.brokering.cluster.confirmed_queues import ConfirmedQueues
 from lanemq.core.brokering.quotas import GroupUse
 from lanemq.history import last_time, open_history
 from lanemq.log.folder.lock import DataLock
@@ -192,7 +193,8 @@ class Coordinator:
         self, identity: Identity, state: State, thread: DiskThread, recording: Recording, link: ClusterLink
     ) -> "CoordinatorParts":
         clock, loop = self._clock, asyncio.get_running_loop()
-        queues, slices, counters = ClusterQueues(clock), LoopSlices(loop, nanoseconds_of(clock)), Counters()
+        confirmed = ConfirmedQueues(msgspec.json.decode(state.get(CONFIRMED_QUEUES) or "[]", type=list[MessageQueue]))
+        queues, slices, counters = ClusterQueues(clock, confirmed), LoopSlices(loop, nanoseconds_of(clock)), Counters()
         tables = recovered_groups(state, clock, thread, RemoteLog())
         queues.remember(MessageQueue(row.topic, row.broker, row.queue_id) for row in state.leases())
         if recording.on:
@@ -203,14 +205,10 @@ class Coordinator:
             state=state,
             row_thread=thread,
             slices=slices,
-            notices=Notices(tables.members, slices),
             queues=queues,
             members=tables.members,
-            saved_filters=SavedFilters(tables.members.filter_rows, state, thread, clock),
             locks=tables.locks,
-            progress=tables.progress.table,
             progress_keeper=tables.progress,
-            queue_log=tables.progress.queue_log,
             recording=recording,
             groups=tables.settings,
             counters=counters,
