@@ -18,7 +18,6 @@ import lanemq
 from lanemq.console.app import document_routes
 from scripts import plot_results
 
-
 FOR_DEVELOPERS = ("reference/evidence",)
 """Listed with what is for those who work on LaneMQ."""
 
