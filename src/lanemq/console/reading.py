@@ -250,8 +250,9 @@ class Watch:
         """What was read last, with the reason why it could not be read again."""
         if self._last_good is None:
             return failed
-        about = {"taken": failed.taken, "took": failed.took, "error": failed.error, "refused": failed.refused}
-        return replace(self._last_good, **about)
+        return replace(
+            self._last_good, taken=failed.taken, took=failed.took, error=failed.error, refused=failed.refused
+        )
 
     def _publish(self, found: Snapshot) -> None:
         """Shows it to the pages that wait for the next snapshot."""
