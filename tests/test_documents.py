@@ -27,8 +27,8 @@ PYTHON = snippets("python")
 RUN = {path: [each for each in PYTHON if each.document == path and each.not_run is None] for path in DOCUMENTS}
 SENDS = RUN[ROOT / "docs" / "start.md"][0]
 """Guides follow the tutorial, so their snippets meet what it sends."""
-FOLLOWED = (ROOT / "README.md", ROOT / "docs" / "start.md")
-"""`test_start.py` runs their snippets, with their commands."""
+FOLLOWED = (ROOT / "docs" / "start.md",)
+"""`test_start.py` runs its snippets, with its commands."""
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 

@@ -31,6 +31,19 @@ def example(name: str) -> ModuleType:
     return module
 
 
+def test_hello_prints_the_whole_life_of_the_order_that_does_not_fail(capsys: pytest.CaptureFixture[str]) -> None:
+    """And the README shows that program, and what it prints. The two keys run beside each other, in any order."""
+    example("hello")
+    printed = capsys.readouterr().out.splitlines()
+    assert [line for line in printed if "order-42" in line] == [f"order-42 {s}" for s in ("created", "paid", "shipped")]
+    assert "order-43 created" in printed
+    assert "order-43 shipped" not in printed
+    readme = (EXAMPLES.parent / "README.md").read_text("utf-8")
+    program = (EXAMPLES / "hello.py").read_text("utf-8").split("\n\n", 1)[1]
+    assert f"```python\n{program}```" in readme
+    assert sorted(readme.split("```text\n")[1].split("```")[0].splitlines()) == sorted(printed)
+
+
 @pytest.mark.row("A16")
 def test_hundred_orders_stores_each_order_in_one_queue_in_order(lanemq_broker: EmbeddedBroker) -> None:
     """10 keys with 10 messages each. Receipts name one queue per key, and offsets grow with the calls."""

@@ -166,11 +166,10 @@ def test_a_connection_counts_once_while_the_task_that_accepts_it_ends(
     assert refusals == [None]
 
 
-def test_silent_connection_is_closed(start: Start) -> None:
-    running = start(idle_timeout=1.0)
-    raw = running.connect()
+def test_silent_connection_is_closed(broker: RunningBroker) -> None:
+    raw = broker.connect()
     raw.send("T")
-    running.call(lambda: running.broker.running.server.close_idle(-1.0))
+    broker.call(lambda: broker.broker.running.server.close_idle(-1.0))
     assert raw.is_closed_by_broker()
 
 

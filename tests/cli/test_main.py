@@ -36,7 +36,7 @@ ASKING = [
     ("tail", "t"),
     ("group", "list"),
     ("group", "describe", "g"),
-    ("group", "reset", "g", "t", "--to", "last"),
+    ("group", "reset", "g", "--topic", "t", "--to", "last"),
     ("locks",),
     ("key", "k", "--topic", "t"),
 ]
@@ -365,3 +365,25 @@ def test_a_start_on_a_full_disk_says_that_space_must_be_freed(tmp_path: Path, no
     options = BrokerOptions(tmp_path)
     with pytest.raises(CliError, match=f"the disk of {tmp_path} is full: free some space, then start again"):
         asyncio.run(_start(OnFullDisk(options), options))
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (("topic", "create", "o", "--partitions", "8"), "--queues"),
+        (("topic", "list", "--bootstrap-server", "localhost:9092"), "--server"),
+        (("group", "reset", "g", "--topic", "t", "--to-earliest"), "--to"),
+        (("send", "o", "hi", "--sharding-key", "a"), "--key"),
+    ],
+)
+def test_an_option_of_other_systems_leads_to_the_one_that_exists(words: tuple[str, ...], meant: str) -> None:
+    result = lanemq(*words)
+    assert result.exit_code == 2
+    assert f"Did you mean {meant}" in result.stderr.replace("'", "")
+
+
+@pytest.mark.parametrize("address", ["99999", "localhost:98760"])
+def test_a_port_that_cannot_exist_is_not_suggested(address: str) -> None:
+    result = lanemq("topic", "list", "--server", address)
+    assert result.exit_code == 2
+    assert result.stderr.endswith(f"'{address}': ports are numbers from 0 to 65535\n")

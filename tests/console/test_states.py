@@ -111,7 +111,7 @@ def test_console_and_command_line_give_the_same_lag_and_the_same_keys(client: Te
 
 @pytest.mark.usefixtures("keeper")
 def test_the_command_line_says_what_a_reset_does_to_finished_messages(stage: Stage) -> None:
-    words = ["group", "reset", "keepers", "kept", "--to", "4", "--dry-run", "--server", stage.address]
+    words = ["group", "reset", "keepers", "--topic", "kept", "--to", "4", "--dry-run", "--server", stage.address]
     assert "skips 1 message, repeats 1 message" in CliRunner().invoke(main, words).stdout
     (change,) = json.loads(CliRunner().invoke(main, [*words, "--json"]).stdout)["changes"]
     assert (change["repeats"], change["skips"]) == (1, 1)

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from tests.broker.raw_client import RawClient
 from tests.stock_broker import stock_broker
 
+from lanemq.broker.config import BrokerOptions
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.coordinated import CoordinatedAdmin
 from lanemq.coordinator.app import Coordinator
@@ -18,6 +20,13 @@ from lanemq.net.address import Address, parse_addresses
 from lanemq.testing.embedded import EmbeddedBroker
 
 TOPIC, GROUP = "orders", "billing"
+
+
+def until(condition: Callable[[], object], seconds: float = 15.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "not in time"
+        time.sleep(0.02)
 
 
 class RunningCoordinator:
@@ -52,8 +61,14 @@ class RunningCoordinator:
 
 
 @pytest.fixture
-def cluster() -> Iterator[EmbeddedBroker]:
-    with stock_broker() as broker:
+def options() -> BrokerOptions | None:
+    """Those of the broker; None: the defaults."""
+    return None
+
+
+@pytest.fixture
+def cluster(options: BrokerOptions | None) -> Iterator[EmbeddedBroker]:
+    with stock_broker(options) as broker:
         with Admin(broker.address) as admin:
             admin.create_topic(TOPIC, 2, ordered=True)
         yield broker

@@ -1,12 +1,11 @@
 """A coordinated group: who is refused, what survives, and how it moves in and out."""
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.broker.raw_client import BROKER, RawClient
-from tests.coordinator.conftest import GROUP, TOPIC, RunningCoordinator, Start
+from tests.coordinator.conftest import GROUP, TOPIC, RunningCoordinator, Start, until
 
 from lanemq import App, HoldKey, Message, Producer
 from lanemq.client.admin.admin import Admin
@@ -14,17 +13,11 @@ from lanemq.client.admin.coordinated import CoordinatedAdmin
 from lanemq.client.admin.parked import ParkedAdmin
 from lanemq.client.coordination import COORDINATOR_NAMESPACE, EVERY_GROUP
 from lanemq.coordinator.queues import ClusterQueues
-from lanemq.coordinator.watch import OtherCoordinator
+from lanemq.coordinator.watch import CONFIRMED_QUEUES, OtherCoordinator
+from lanemq.log.state.database import State
 from lanemq.model.errors import UsageError
 from lanemq.testing.embedded import EmbeddedBroker
 from lanemq.wire.codes import RequestCode, ResponseCode
-
-
-def until(condition: Callable[[], object], seconds: float = 15.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "not in time"
-        time.sleep(0.02)
 
 
 def owned(client: RawClient, name: str, seconds: float = 10.0) -> int:
@@ -312,3 +305,36 @@ def test_an_entry_that_a_name_server_lost_is_entered_again(
         at_broker.ask(RequestCode.DELETE_KV_CONFIG, {"namespace": COORDINATOR_NAMESPACE, "key": key})
     asked = {"namespace": COORDINATOR_NAMESPACE, "key": GROUP}
     until(lambda: at_broker.ask(RequestCode.GET_KV_CONFIG, asked).ext.get("value") == str(moved.address))
+
+
+# new queues
+
+
+def locked(client: RawClient, queue: int) -> bool:
+    client.heartbeat("one", GROUP, {TOPIC: "*"}, laneExpiryMillis="5000")
+    return bool(client.lane_lock("one", TOPIC, queues=(queue,), group=GROUP).lane_leases)
+
+
+def test_new_queues_get_no_owner_until_they_are_confirmed(
+    cluster: EmbeddedBroker, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The folder knows the topic with one queue, and it has two: as after a broker joined, or the topic grew."""
+    first = start()
+    with CoordinatedAdmin(cluster.address) as admin:
+        assert admin.move(GROUP, apply=True).moved
+        with RawClient(str(first.address)) as client:
+            until(lambda: locked(client, 1))
+        first.stop()
+        state = State(first.options.data / "coordinator.db")
+        state.put(CONFIRMED_QUEUES, f'[["{TOPIC}", "{BROKER}", 0]]')
+        state.close()
+        with RawClient(str(start(port=first.address.port).address)) as client:
+            client.unlock("one", TOPIC, (0, 1), group=GROUP)
+            until(lambda: locked(client, 0))
+            assert not locked(client, 1)
+            until(lambda: f"topic {TOPIC} has 1 new queue" in caplog.text)
+            assert [each.queue_id for each in admin.confirm_queues(GROUP).queues] == [1]
+            assert not locked(client, 1)  # that was a preview
+            admin.confirm_queues(GROUP, apply=True)
+            until(lambda: locked(client, 1))
+        assert not admin.confirm_queues(GROUP).queues

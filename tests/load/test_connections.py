@@ -54,7 +54,7 @@ def wait_for_files(system: SystemUnderTest, broker: Child, true: Callable[[int],
 def test_thousands_of_idle_connections_cost_little_and_do_not_slow_others_down(system: SystemUnderTest) -> None:
     # All of them come from one address, and none ever sends a request.
     limits = {"max_connections": 3 * IDLE, "max_connections_per_address": 2 * IDLE}
-    broker = system.broker(default_queues=1, **limits, first_request_timeout=600.0, idle_timeout=600.0)
+    broker = system.broker(default_queues=1, **limits, first_request_timeout=600.0)
     with RawClient(system.address) as raw:
         raw.send("T")
         alone, cost_alone = ask(raw, broker)

@@ -78,7 +78,14 @@ def test_sums_are_those_of_the_frames(steps: list[tuple[str, str, int, bool, boo
     frames: UnfinishedFrames[str] = UnfinishedFrames(100)
     for sender, host, size, known, begun in steps:
         frames.note(sender, host, size, known=known, begun=begun)
-        frames._check()
+        check(frames)
         closed_by(frames)
-        frames._check()
+        check(frames)
         assert frames.total <= 100
+
+
+def check(frames: UnfinishedFrames[str]) -> None:
+    assert frames._sums == {group: sum(frames.values()) for group, frames in frames._groups.items()}
+    assert frames.total == sum(frames._sums.values())
+    assert frames._group_of == {sender: group for group, frames in frames._groups.items() for sender in frames}
+    assert all(size for frames in frames._groups.values() for size in frames.values())

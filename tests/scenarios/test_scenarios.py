@@ -17,6 +17,7 @@ import difflib
 from pathlib import Path
 
 import pytest
+from tests.core.brokering.consistency import check
 
 from lanemq.core.brokering.lock_table import Current, Lease, LockTable, SavedLease, Stale, Unowned
 from lanemq.model.queue import MessageQueue
@@ -69,7 +70,7 @@ class Stage:
     def play(self, command: str) -> str | None:
         verb, *arguments = command.split()
         answer: str | None = getattr(self, f"do_{verb}")(*arguments)
-        self.table._check()
+        check(self.table)
         return answer
 
     def do_lane(self, name: str, lease: str) -> None:

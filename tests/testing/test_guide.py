@@ -29,7 +29,7 @@ def test_the_tests_of_the_guide_pass(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "5 passed" in done.stdout
+    assert "6 passed" in done.stdout
 
 
 def test_pytest_finds_the_plugin_of_an_installed_package() -> None:

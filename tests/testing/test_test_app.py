@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import sqlite3
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Annotated, Any
 
 import pydantic
@@ -23,6 +25,7 @@ from lanemq import (
     ToDeadLetter,
     UsageError,
 )
+from lanemq.effects import once
 from lanemq.testing import TestApp, assert_in_order
 
 
@@ -257,3 +260,25 @@ def test_mistakes_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_only_a_span_of_time_can_pass(seconds: Any) -> None:
     with TestApp(new_app()) as test, pytest.raises(InvalidOption, match="seconds"):
         test.run(seconds=seconds)
+
+
+@pytest.mark.parametrize("rows_before", [0, 3])
+def test_two_tests_with_one_database_do_not_disturb_each_other(tmp_path: Path, rows_before: int) -> None:
+    """Each `TestApp` begins at offset 0. To `once`, that is a queue of its own and not one whose log began again."""
+    with contextlib.closing(sqlite3.connect(tmp_path / "shop.db", isolation_level=None)) as database:
+        database.execute("CREATE TABLE events (key TEXT, number INTEGER)")
+        app = new_app()
+
+        @app.ordered("orders", on_fail=HoldKey(retries=0))
+        def apply(number: int, message: Message) -> None:
+            with once(message, database) as connection:
+                connection.execute("INSERT INTO events VALUES (?, ?)", (message.key, number))
+
+        for count in (rows_before, 2):
+            with TestApp(app) as test:
+                for number in range(count):
+                    test.send("orders", number, key="a")
+                test.run()
+                assert [turn.error for turn in test.turns] == [None] * count
+                assert test.parked == []
+        assert database.execute("SELECT count(*) FROM events").fetchone() == (rows_before + 2,)

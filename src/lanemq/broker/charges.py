@@ -68,7 +68,7 @@ class Charges:
         self.refuse(self.quotas.add(quota, self.party(peer, request), _name(peer), count))
 
     def take_if_free(self, quota: Quota, peer: Peer, request: Command) -> bool:
-        """As `take`, for what can no longer be refused: whether it is charged."""
+        """As `take`, for what can no longer be refused; returns whether it was charged."""
         return self.quotas.add(quota, self.party(peer, request), _name(peer)) is None
 
     def refuse_if_taken(self, quota: Quota, peer: Peer, request: Command) -> None:
@@ -76,7 +76,7 @@ class Charges:
         self.refuse(self.quotas.over_with(quota, self.party(peer, request), _name(peer)))
 
     def take_in_all(self, quota: Quota, peer: Peer, request: Command, count: int) -> None:
-        """As `take`, with so much and no more."""
+        """Charge a connection with `count` in all; raises if that is too much."""
         self.refuse(self.quotas.set(quota, self.party(peer, request), _name(peer), count))
 
     def give_back(self, quota: Quota, peer: Peer, count: int | None = 1) -> None:

@@ -92,14 +92,6 @@ class BrokerOptions:
     messages are copied into state.db, which does not shrink when they are removed. Large: the disk fills up with
     files of which little is needed."""
 
-    group_expiry: float = 30 * 24 * 3600.0
-    """Seconds without members and commits after which a group's offsets and locks are deleted, as if the group were
-    new; counted from the broker's start at the earliest. Short: a group that pauses loses its place. Long: groups that
-    are never used again take memory. Groups with settings or parked lanes stay."""
-
-    idle_timeout: float = 120.0
-    """Seconds of silence after which a connection is closed (RocketMQ: NettyServerConfig)."""
-
     checkpoint_every: float = 5.0
     """Seconds between two writes of indexes and producer stamps. Long: more of the log is scanned after a crash."""
 
@@ -155,11 +147,11 @@ class BrokerOptions:
         for each in fields(self):
             if each.name in ("monitor_required", "origins"):
                 continue  # not options by themselves: they say how others were chosen
-            given = getattr(self, each.name)
-            value = in_force.get(each.name, given)
+            chosen = getattr(self, each.name)
+            value = in_force.get(each.name, chosen)
             default = each.default_factory() if each.default_factory is not MISSING else each.default
             text = "" if value is None else str(value.cert) if isinstance(value, ServerTls) else str(value)
-            is_set = given != default and (each.name != "monitor" or self.monitor_required)
+            is_set = chosen != default and (each.name != "monitor" or self.monitor_required)
             by_itself = UNKNOWN_ORIGIN if is_set and not self.origins else ""
             options[each.name] = text, self.origins.get(each.name, by_itself)
         return options
@@ -181,7 +173,5 @@ _LEAST = {
     "first_request_timeout": 0.1,
     "max_pending_bytes": MEBIBYTE,
     "max_pinned_bytes": 0,
-    "group_expiry": 1.0,
-    "idle_timeout": 1.0,
     "checkpoint_every": 0.1,
 }

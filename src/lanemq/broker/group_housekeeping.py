@@ -5,12 +5,14 @@ from collections.abc import Callable, Iterator, Sequence
 
 from lanemq.broker.context import GroupContext
 from lanemq.broker.group_rules import members_changed
-from lanemq.core.brokering.lost_members import LostFilter, shown_member
-from lanemq.core.brokering.tag_filters import ALL, shown
+from lanemq.core.brokering.members.lost_members import LostFilter, shown_member
+from lanemq.core.brokering.members.tag_filters import ALL, shown
 from lanemq.model.units import Millis
 
 log = logging.getLogger(__name__)
 
+MAX_IDLE_SECONDS = 120.0
+"""Silence after which a server closes a connection (RocketMQ: NettyServerConfig)."""
 PAUSE_MS = 1_000
 """A longer time between two ticks means that this process did not run: it or its machine was suspended."""
 MAX_LINES = 64

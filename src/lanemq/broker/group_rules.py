@@ -1,21 +1,25 @@
 """What several handlers ask or do about groups."""
 
-from collections.abc import Collection
-from typing import Protocol
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final, Protocol
 
 from lanemq.broker.context import GroupContext
-from lanemq.broker.dispatch import answer_code
+from lanemq.broker.dispatch import answer, answer_code, answer_error
 from lanemq.core.brokering.lock_table import ForgottenLeases, Verdict
-from lanemq.core.brokering.lost_members import LostFilter
-from lanemq.core.brokering.membership import ConnectionId
+from lanemq.core.brokering.members.group import ConnectionId
+from lanemq.core.brokering.members.lost_members import LostFilter
 from lanemq.core.brokering.progress_table import Forgotten
 from lanemq.core.brokering.quotas import Quota
-from lanemq.model.errors import BrokerRefused
+from lanemq.model.errors import BrokerRefused, StorageError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch
 from lanemq.net.peer import Peer
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.command import Command
+from lanemq.wire.lane_bodies import NextOffsets
+
+MAX_COPIED_BYTES = 1024 * 1024
+"""Of copied messages in one answer, unless the first one is larger."""
 
 
 class Claim(Protocol):
@@ -43,6 +47,23 @@ def ownership(context: GroupContext, peer: Peer, group: str, queue: MessageQueue
     owner = claim.lane_client or context.members.client_of(ConnectionId(peer.number)) or ""
     epoch = None if claim.lane_epoch is None else Epoch(claim.lane_epoch)
     return context.locks.verdict(group, queue, owner, epoch, now=context.clock.now())
+
+
+REPORTED: Final = "lane.reported"
+"""The attribute in a group's settings that tells a group whose offsets are reported from one that consumers use."""
+
+
+def is_reported(context: GroupContext, group: str) -> bool:
+    """Whether the group's offsets come from a program that is no member, such as a Spark query."""
+    settings = context.groups.get(group)
+    return settings is not None and REPORTED in settings.attributes
+
+
+def is_consumed(context: GroupContext, group: str) -> bool:
+    """Whether the group has members, or has what only members leave behind."""
+    if is_reported(context, group):
+        return False
+    return bool(context.members.members(group)) or context.locks.has_owner(group) or context.progress.has_group(group)
 
 
 def members_changed(context: GroupContext, groups: Collection[str], given_up: Collection[LostFilter] = ()) -> None:
@@ -102,3 +123,28 @@ def relay(
             answer_code(peer, request, reply.code, reply.remark or "", reply.ext, reply.body)
 
     context.notices.ask(found, request.code, ext, body, answered, now=context.clock.now())
+
+
+def answer_offsets(
+    peer: Peer,
+    request: Command,
+    offsets: Sequence[int],
+    ext: Mapping[str, str],
+    copied: Mapping[int, bytes],
+    error: StorageError | None,
+) -> None:
+    """Answer with the offsets of messages that are at another broker, and with those that were copied from it.
+
+    Ends before the copies become too large for an answer.
+    """
+    if error is not None:
+        answer_error(peer, request, error)
+        return
+    answered, left = list[int](), MAX_COPIED_BYTES
+    for offset in offsets:
+        left -= len(copied.get(offset, b""))
+        if left < 0 and answered:
+            break
+        answered.append(offset)
+    body = NextOffsets(offsets=answered, copied={each: copied[each] for each in answered if each in copied})
+    answer(peer, request, dict(ext), body.encode())

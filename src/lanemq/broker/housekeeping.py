@@ -5,8 +5,8 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 
 from lanemq.broker.context import BrokerContext
-from lanemq.broker.group_housekeeping import GroupHousekeeping
-from lanemq.broker.group_rules import free_leases, free_progress
+from lanemq.broker.group_housekeeping import MAX_IDLE_SECONDS, GroupHousekeeping
+from lanemq.broker.group_rules import free_leases, free_progress, is_reported
 from lanemq.broker.handlers.pull import PullHandler
 from lanemq.broker.storage.checkpoints import Checkpoints
 from lanemq.broker.storage.index_rebuilding import IndexRebuilding
@@ -17,7 +17,7 @@ from lanemq.log.commit_log import Segment
 from lanemq.log.state.space_reserve import SpaceReserve, reserve_bytes
 from lanemq.model.errors import DiskFull, StorageError, WriteFailed
 from lanemq.model.names import retry_topic
-from lanemq.model.units import Millis, to_millis
+from lanemq.model.units import Millis
 from lanemq.net.rate_limited_log import RateLimitedLog
 from lanemq.net.server import Server
 
@@ -38,6 +38,9 @@ PAUSE_AFTER_FULL_MS = 1_000
 DELAYS_EVERY_MS = 100
 """As RocketMQ's ScheduleMessageService."""
 RETENTION_WAITS = "; lost indexes are being rebuilt, and retention deletes nothing until that is done"
+MAX_UNUSED_MS = Millis(30 * 24 * 3_600_000)
+"""A group without members and commits for so long is forgotten, with its offsets and locks; counted from the broker's
+start at the earliest. Short: a group that pauses loses its place. Long: groups that nobody uses again take memory."""
 MAX_FORGOTTEN = 100
 """Groups that one tick forgets at most."""
 
@@ -103,7 +106,7 @@ class Housekeeping:
         if self._is_time("space", RESERVE_EVERY_MS, now):
             self._step(self._reserve_space)
         if self._is_time("idle", IDLE_CHECK_EVERY_MS, now):
-            self._step(lambda: self._server.close_idle(self._context.options.idle_timeout))
+            self._step(lambda: self._server.close_idle(MAX_IDLE_SECONDS))
         if self._is_time("retention", RETENTION_EVERY_MS, now):
             self._step(self._retire)
         if self._is_time("deletions", DELETIONS_EVERY_MS, now):
@@ -260,14 +263,14 @@ class UnusedGroups:
 
         Each step asks anew which group is due: one that is used in between is not due any more.
         """
-        use, expiry = self._context.charges.group_use, to_millis(self._context.options.group_expiry)
-        names_until, kept_until = Millis(now - min(UNUSED_NAME_MS, expiry)), Millis(now - expiry)
+        use = self._context.charges.group_use
+        names_until, kept_until = Millis(now - UNUSED_NAME_MS), Millis(now - MAX_UNUSED_MS)
         try:
             for _ in range(MAX_FORGOTTEN):
                 for group in use.unused_since(names_until, 1):
                     self._look(group, now)
                 for group in use.kept_since(kept_until, 1):
-                    self._look(group, now, kept_for=expiry)
+                    self._look(group, now, kept_for=MAX_UNUSED_MS)
                 yield
         except Exception:
             log.exception("housekeeping failed")
@@ -280,7 +283,8 @@ class UnusedGroups:
         `kept_for` is how long it was kept already; None: offsets and leases are a reason to keep it for longer.
         """
         context, use = self._context, self._context.charges.group_use
-        if context.members.members(group) or group in context.groups or context.progress.lane_bytes(group):
+        configured = group in context.groups and not is_reported(context, group)
+        if context.members.members(group) or configured or context.progress.lane_bytes(group):
             use.used(group, now)
         elif context.traffic.group_moved(group, UNUSED_NAME_MS, now=now):
             use.used(group, now)  # readers that choose their own offsets pull without being members
@@ -296,6 +300,7 @@ class UnusedGroups:
         context = self._context
         context.charges.forget_group(group)
         context.traffic.forget_group(group)
+        context.groups.pop(group, None)
         free_progress(context, context.progress_keeper.forget_group(group))
         floor, state = free_leases(context, context.locks.forget_group(group)), context.state
 

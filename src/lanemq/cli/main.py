@@ -69,7 +69,6 @@ COMMANDS = {
         "lanemq.cli.server.console", "Serve the console: pages about topics, keys, groups, and everything that waits."
     ),
     "up": LazyCommand("lanemq.cli.server.up", "Run a broker and its console."),
-    "history": LazyCommand("lanemq.cli.commands.history", "Work with histories, the files that `lanemq check` reads."),
 }
 """The commands in the order of the help. A test compares each line with the command's own help."""
 

@@ -53,12 +53,43 @@ _CLIENT: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+OPTION_SYNONYMS = {
+    **dict.fromkeys(("--partitions", "--partition-count", "--read-queue-nums", "--write-queue-nums"), "--queues"),
+    **dict.fromkeys(
+        ("--bootstrap-server", "--bootstrap-servers", "--broker", "--namesrv", "--namesrv-addr"), "--server"
+    ),
+    **dict.fromkeys(("--consumer-group", "--consumer", "--subscription"), "--group"),
+    **dict.fromkeys(("--partition", "--queue-id"), "--queue"),
+    **dict.fromkeys(("--sharding-key", "--message-key", "--routing-key"), "--key"),
+    **dict.fromkeys(("--to-earliest", "--to-latest", "--to-offset", "--to-datetime", "--timestamp"), "--to"),
+    **dict.fromkeys(("--force", "--execute"), "--yes"),
+    **dict.fromkeys(("--fifo", "--order"), "--ordered"),
+    "--port": "--listen",
+    "--data-dir": "--data",
+    "--concurrency": "--workers",
+}
+"""Options of a command by the names that other systems have for them."""
+
+
 class SecurityOption(click.Option):
     """An option of TLS or credentials, which help pages list by themselves."""
 
 
 class ConnectingCommand(click.Command):
-    """A command whose help lists the options of TLS and credentials after its own."""
+    """A command whose help lists the options of TLS and credentials after its own.
+
+    For an option of other systems it names its own: `--partitions` is `--queues`.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            meant = OPTION_SYNONYMS.get(error.option_name)
+            if meant in {name for each in self.params for name in each.opts}:
+                text = f"No such option {error.option_name!r}. Did you mean {meant}?"
+                raise click.NoSuchOption(error.option_name, text, ctx=error.ctx) from None
+            raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         options = [each for each in self.get_params(ctx) if isinstance(each, click.Option)]

@@ -180,12 +180,15 @@ class Message(MessageBase):
         group: str = "",
         codec: str | Codec = "json",
         sent_at: datetime | None = None,
+        broker: str = "fake",
     ) -> "Message":
         """A message as a consumer would get it, for tests of handlers. No broker is involved.
 
-        `value` is encoded by the codec, as `Producer.send` does. `sent_at` is the time of sending and storing.
+        `value` is encoded by the codec, as `Producer.send` does. `sent_at` is the time of sending and storing. To
+        `once`, messages with another `broker` are from another queue: tests that share a database use a name each.
         """
         check_text("group", group)
+        check_text("broker", broker)
         for name, number, least in (("queue", queue, 0), ("offset", offset, 0), ("attempt", attempt, 1)):
             check_whole(name, number, least)
             if number > MAX_FAKE_NUMBER:
@@ -218,7 +221,7 @@ class Message(MessageBase):
         record = seal_record(
             tail, body_crc(body), queue, 0, offset, offset * 1024, 0, at, NO_HOST, at, NO_HOST, attempt - 1
         )
-        source = MessageSource(MessageQueue(topic, "fake", queue), using, Epoch(1), group=group, in_order=True)
+        source = MessageSource(MessageQueue(topic, broker, queue), using, Epoch(1), group=group, in_order=True)
         return cls(source, record, 0)
 
     def decoded_by(self, codec: Codec) -> "Message":

@@ -136,15 +136,15 @@ class CachedRoutes:
 
     def _plain_route(self, topic: str) -> Steps[TopicRouteData | None]:
         """The route for a client that only reads. It needs the layout only to tell what a change of queues means."""
-        found = yield from plain_route(topic)
+        fresh = yield from plain_route(topic)
         before = self._cache.known(topic)
-        if found is None or before is None or found.order_topic_conf:
-            return found
-        now = topic_route(topic, found)
+        if fresh is None or before is None or fresh.order_topic_conf:
+            return fresh
+        now = topic_route(topic, fresh)
         if now.is_of_lane_broker or now.writable == before.writable:
-            return found
+            return fresh
         layout = yield from read_layout(topic)
-        return found if parse_layout(topic, layout) is None else replace_fields(found, order_topic_conf=layout)
+        return fresh if parse_layout(topic, layout) is None else replace_fields(fresh, order_topic_conf=layout)
 
     def _refreshed(self, topic: str, route: TopicRoute | None) -> TopicRoute:
         if route is None:
@@ -170,11 +170,11 @@ class CachedRoutes:
         known, layout = self._key_queues.get(route.topic), route.publish if route.ordered else None
         if known is not None and (known.from_layout or route.ordered) and route.is_of_lane_broker:
             known = None  # its broker refuses any change, so the topic was deleted and is a new one
-        found = key_queues(known, layout, route.writable, may_move=self._may_move)
-        if found is None:
+        queues = key_queues(known, layout, route.writable, may_move=self._may_move)
+        if queues is None:
             return route
-        self._key_queues[route.topic] = found
-        return replace(route, publish=found.queues, ordered=found.from_layout, moved=found.moved)
+        self._key_queues[route.topic] = queues
+        return replace(route, publish=queues.queues, ordered=queues.from_layout, moved=queues.moved)
 
     def _refuse_missing(self, topic: str) -> None:
         """Raises `TopicNotFound` without a question, if the same was asked often in the last second."""

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
+import msgspec
+
 from lanemq.broker.charges import Charges
 from lanemq.broker.connections import Connections
 from lanemq.broker.context import Counters, GroupContext
 from lanemq.broker.dispatch import Dispatch, Handler
-from lanemq.broker.group_housekeeping import GroupHousekeeping
+from lanemq.broker.group_housekeeping import MAX_IDLE_SECONDS, GroupHousekeeping
 from lanemq.broker.handlers.groups import GroupHandler
 from lanemq.broker.handlers.locks import LockHandler
 from lanemq.broker.handlers.offsets import OffsetHandler
@@ -25,18 +27,18 @@ from lanemq.broker.handlers.owner_parking import OwnerParkingHandler
 from lanemq.broker.handlers.progress import ProgressHandler
 from lanemq.broker.handlers.resets import ResetHandler
 from lanemq.broker.long_answers import LongAnswers
-from lanemq.broker.notices import Notices
 from lanemq.broker.recording import Recording
 from lanemq.broker.recovery import recovered_groups
 from lanemq.broker.storage.disk_thread import DiskThread
-from lanemq.broker.storage.saved_filters import SavedFilters
 from lanemq.client.coordination import EVERY_GROUP
 from lanemq.clock import Clock, SystemClock, machine_of, nanoseconds_of
 from lanemq.coordinator.cluster import CONSUME_ENABLE, ClusterLink, cluster_name, masters_in, settings_of
+from lanemq.coordinator.comparison import ComparisonHandler
 from lanemq.coordinator.config import CoordinatorOptions
 from lanemq.coordinator.moves import MoveHandler
 from lanemq.coordinator.queues import ClusterQueues, RemoteLog
-from lanemq.coordinator.watch import ClusterWatch, refuse_other
+from lanemq.coordinator.watch import CONFIRMED_QUEUES, ClusterWatch, refuse_other
+from lanemq.core.brokering.cluster.confirmed_queues import ConfirmedQueues
 from lanemq.core.brokering.quotas import GroupUse
 from lanemq.history import last_time, open_history
 from lanemq.log.folder.lock import DataLock
@@ -52,8 +54,6 @@ from lanemq.wire.route_bodies import ClusterInfo
 log = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.05
-IDLE_SECONDS = 120.0
-"""Seconds of silence after which a connection is closed (RocketMQ: NettyServerConfig)."""
 STATE_FILE = "coordinator.db"
 _NAME, _CLUSTER = "coordinator", "cluster"
 """Names of values in the state database."""
@@ -119,6 +119,8 @@ class Coordinator:
             self.address = self.options.advertised(listener.address.port)
             self._running = self._assemble(identity, state, thread, recording, link)
             self._running.server.accept_from(listener)
+            if self._replace:
+                await self._running.watch.take_over()
             await self._running.watch.register()
             self._opened = undo.pop_all()
         log.info("coordinates %s on %s, data in %s", identity.cluster, self.address, folder)
@@ -158,16 +160,16 @@ class Coordinator:
 
     async def _entries(self, link: ClusterLink) -> list[str]:
         """The entry of a coordinator at each name server; empty if it has none. All of them must answer at a start."""
-        found = []
+        entries = []
         for server in link.servers:
             try:
-                found.append((await link.settings(server)).get(EVERY_GROUP, ""))
+                entries.append((await link.settings(server)).get(EVERY_GROUP, ""))
             except TransportError as error:
                 raise UsageError(
                     f"name server {server} does not answer ({error}), and may know another coordinator: start again "
                     f"when it does, or without it in --cluster if it is gone for good"
                 ) from error
-        return found
+        return entries
 
     async def _check_groups(self, state: State, info: ClusterInfo, link: ClusterLink) -> None:
         """The name servers know no coordinator: they have lost their settings, or this is another cluster."""
@@ -191,7 +193,8 @@ class Coordinator:
         self, identity: Identity, state: State, thread: DiskThread, recording: Recording, link: ClusterLink
     ) -> "CoordinatorParts":
         clock, loop = self._clock, asyncio.get_running_loop()
-        queues, slices, counters = ClusterQueues(clock), LoopSlices(loop, nanoseconds_of(clock)), Counters()
+        confirmed = ConfirmedQueues(msgspec.json.decode(state.get(CONFIRMED_QUEUES) or "[]", type=list[MessageQueue]))
+        queues, slices, counters = ClusterQueues(clock, confirmed), LoopSlices(loop, nanoseconds_of(clock)), Counters()
         tables = recovered_groups(state, clock, thread, RemoteLog())
         queues.remember(MessageQueue(row.topic, row.broker, row.queue_id) for row in state.leases())
         if recording.on:
@@ -202,14 +205,10 @@ class Coordinator:
             state=state,
             row_thread=thread,
             slices=slices,
-            notices=Notices(tables.members, slices),
             queues=queues,
             members=tables.members,
-            saved_filters=SavedFilters(tables.members.filter_rows, state, thread, clock),
             locks=tables.locks,
-            progress=tables.progress.table,
             progress_keeper=tables.progress,
-            queue_log=tables.progress.queue_log,
             recording=recording,
             groups=tables.settings,
             counters=counters,
@@ -232,8 +231,9 @@ class Coordinator:
             OwnerParkingHandler(parts),
             OperatorParkingHandler(parts, answers),
             ProgressHandler(parts, answers),
-            ResetHandler(parts, _moved, answers),
+            ResetHandler(parts, watch.copies.overwrite, answers),
             MoveHandler(parts, link, queues, watch),
+            ComparisonHandler(parts, link, queues),
         )
         served: list[dict[int, Handler]] = [
             {code: handler for code, handler in each.table().items() if code not in NOT_HERE} for each in handlers
@@ -296,16 +296,12 @@ async def _tick(groups: GroupHousekeeping, server: Server, clock: Clock) -> None
     """Housekeeping, for ever. A step that fails must not prevent the others."""
     while True:
         await asyncio.sleep(TICK_SECONDS)
-        steps: list[Callable[[], None]] = [*groups.steps(clock.now()), partial(server.close_idle, IDLE_SECONDS)]
+        steps: list[Callable[[], None]] = [*groups.steps(clock.now()), partial(server.close_idle, MAX_IDLE_SECONDS)]
         for step in steps:
             try:
                 step()
             except Exception:
                 log.exception("housekeeping failed")
-
-
-def _moved(group: str, queues: object) -> None:
-    """Members learn of a reset with the renewal of their leases."""
 
 
 def _nothing() -> None:

@@ -1,15 +1,16 @@
 """The requests of a coordinator to its cluster, as calls that take and return values."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from lanemq.client.coordination import COORDINATOR_NAMESPACE
+from lanemq.client.coordination import COORDINATOR_NAMESPACE, entries_in
 from lanemq.client.topic_route import TopicRoute, topic_route
-from lanemq.client.topics import MASTER, Steps, checked, delete_setting, plain_route, put_setting, run_async
+from lanemq.client.topics import MASTER, Steps, checked, delete_setting, look_up, put_setting, run_async
+from lanemq.core.brokering.cluster.retention import HOUR_MS, RESERVED_HOURS, BrokerRetention
 from lanemq.model.errors import ConnectFailed, GroupNotFound, LaneError, RemoteProtocolError, TransportError
-from lanemq.model.names import pull_group
+from lanemq.model.names import TOOLS_GROUP, pull_group
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
 from lanemq.net.address import Address, parse_address
@@ -18,13 +19,29 @@ from lanemq.wire.admin_headers import ConsumeStatsHeader, KvHeader
 from lanemq.wire.bodies import LockRequest, LockResponse, QueueBody
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
-from lanemq.wire.headers import ConsumerListHeader, QueryOffsetHeader, UpdateOffsetHeader
+from lanemq.wire.headers import (
+    ConsumerListHeader,
+    OffsetResponse,
+    PullHeader,
+    QueryOffsetHeader,
+    QueueHeader,
+    SearchOffsetHeader,
+    UpdateOffsetHeader,
+)
+from lanemq.wire.record import PULL_SUBSCRIPTION, records_in
 from lanemq.wire.route_bodies import ClusterInfo, KVTable
 from lanemq.wire.stats_bodies import ConsumerConnection, ConsumeStats
 
 REQUEST_SECONDS = 3.0
 """As all clients of RocketMQ."""
 CONSUME_ENABLE = "consumeEnable"
+RESERVED_TIME = "fileReservedTime="
+
+_NO_MESSAGE = (
+    ResponseCode.PULL_NOT_FOUND,
+    ResponseCode.PULL_RETRY_IMMEDIATELY,
+    ResponseCode.PULL_OFFSET_MOVED,
+)
 
 GroupSettings = dict[str, Any]
 """A group's settings at a broker, with everything that the broker's version knows."""
@@ -45,17 +62,15 @@ class ClusterLink:
         return ClusterInfo.decode(checked(reply).body)
 
     async def route(self, topic: str) -> TopicRoute | None:
-        """The topic's route; None if it does not exist."""
-        data = await run_async(plain_route(topic), self._in_turn)
+        """The topic's route with its layout; None if it does not exist."""
+        data = await run_async(look_up(topic, self.servers), self._in_turn)
         return None if data is None else topic_route(topic, data)
 
     async def settings(self, server: Address) -> dict[str, str]:
         """The coordinators that one name server has."""
         header = KvHeader(namespace=COORDINATOR_NAMESPACE)
         reply = await self._ask(server, Command(RequestCode.GET_KVLIST_BY_NAMESPACE, 0, ext=header.to_ext()))
-        if reply.code == ResponseCode.QUERY_NOT_FOUND:
-            return {}
-        return KVTable.decode(checked(reply).body).table
+        return {} if reply.code == ResponseCode.QUERY_NOT_FOUND else entries_in(checked(reply))
 
     async def put(self, key: str, value: str, servers: Iterable[Address]) -> Sequence[Address]:
         """Sets an entry at name servers; returns those that were not reached."""
@@ -110,15 +125,21 @@ class ClusterLink:
             return []
         return sorted(each.client_addr for each in ConsumerConnection.decode(reply.body).connection_set)
 
-    async def offsets(self, broker: Address, group: str) -> dict[MessageQueue, QueueOffset]:
-        """What a group has committed in the queues of a broker."""
+    async def offsets(
+        self, broker: Address, group: str, wanted: Container[MessageQueue] | None = None
+    ) -> dict[MessageQueue, QueueOffset]:
+        """What a group has committed in the queues of a broker; None: in all of them."""
         ext = ConsumeStatsHeader(consumer_group=group).to_ext()
         reply = checked(await self._ask(broker, Command(RequestCode.GET_CONSUME_STATS, 0, ext=ext)))
         table = ConsumeStats.decode(reply.body).offset_table
-        found = {queue: QueueOffset(at.consumer_offset) for queue, at in table.items()}
+        offsets = {
+            queue: QueueOffset(at.consumer_offset) for queue, at in table.items() if wanted is None or queue in wanted
+        }
         # 0 may also stand for "never committed", and such a queue starts where its next owner says.
-        unsure = [queue for queue, offset in found.items() if offset <= 0 and not await self._has(broker, group, queue)]
-        return {queue: offset for queue, offset in found.items() if queue not in unsure}
+        unsure = [
+            queue for queue, offset in offsets.items() if offset <= 0 and not await self._has(broker, group, queue)
+        ]
+        return {queue: offset for queue, offset in offsets.items() if queue not in unsure}
 
     async def _has(self, broker: Address, group: str, queue: MessageQueue) -> bool:
         header = QueryOffsetHeader(
@@ -132,6 +153,55 @@ class ClusterLink:
             consumer_group=group, topic=queue.topic, queue_id=queue.queue_id, commit_offset=offset
         )
         checked(await self._ask(broker, Command(RequestCode.UPDATE_CONSUMER_OFFSET, 0, ext=header.to_ext())))
+
+    # messages
+
+    async def message(self, broker: Address, queue: MessageQueue, offset: int) -> bytes:
+        """The message at an offset, as stored; empty if there is none."""
+        return (await self.messages(broker, queue, (offset,))).get(offset, b"")
+
+    async def messages(self, broker: Address, queue: MessageQueue, offsets: Sequence[int]) -> dict[int, bytes]:
+        """Messages that are near each other, as stored, by ascending offset; those that are not there are left out."""
+        found: dict[int, bytes] = {}
+        for offset in offsets:
+            if offset > max(found, default=-1):  # the first pull brings all, unless they are large
+                found |= await self._pull(broker, queue, offset, offsets[-1] - offset + 1)
+        return {offset: found[offset] for offset in offsets if offset in found}
+
+    async def _pull(self, broker: Address, queue: MessageQueue, offset: int, count: int) -> dict[int, bytes]:
+        header = PullHeader(
+            consumer_group=TOOLS_GROUP,
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            queue_offset=QueueOffset(offset),
+            max_msg_nums=count,
+            sys_flag=PULL_SUBSCRIPTION,
+            subscription="*",
+            expression_type="TAG",
+        )
+        reply = await self._ask(broker, Command(RequestCode.PULL_MESSAGE, 0, ext=header.to_ext()))
+        if reply.code in _NO_MESSAGE:
+            return {}
+        return records_in(checked(reply).body)
+
+    async def first_offset(self, broker: Address, queue: MessageQueue) -> int:
+        header = QueueHeader(topic=queue.topic, queue_id=queue.queue_id)
+        reply = await self._ask(broker, Command(RequestCode.GET_MIN_OFFSET, 0, ext=header.to_ext()))
+        return OffsetResponse.from_ext(checked(reply).ext).offset
+
+    async def offset_at(self, broker: Address, queue: MessageQueue, time: int) -> int:
+        """The offset of the first message that was stored at this time or later."""
+        header = SearchOffsetHeader(topic=queue.topic, queue_id=queue.queue_id, timestamp=time)
+        reply = await self._ask(broker, Command(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, 0, ext=header.to_ext()))
+        return OffsetResponse.from_ext(checked(reply).ext).offset
+
+    async def retention(self, broker: Address) -> BrokerRetention:
+        """How long a broker keeps messages, and how full its disk is."""
+        text = checked(await self._ask(broker, Command(RequestCode.GET_BROKER_CONFIG, 0))).body.decode(errors="replace")
+        hours = next((line.partition("=")[2] for line in text.splitlines() if line.startswith(RESERVED_TIME)), "")
+        reserved = int(hours) if hours.strip().isdigit() else RESERVED_HOURS
+        reply = checked(await self._ask(broker, Command(RequestCode.GET_BROKER_RUNTIME_INFO, 0)))
+        return BrokerRetention(reserved * HOUR_MS, _disk_ratio(KVTable.decode(reply.body).table))
 
     # requests
 
@@ -152,6 +222,13 @@ class ClusterLink:
 
     async def _ask(self, address: Address, command: Command) -> Command:
         return await self._pool.request(address, command, REQUEST_SECONDS)
+
+
+def _disk_ratio(info: Mapping[str, str]) -> float:
+    try:
+        return float(info.get("commitLogDiskRatio", "0"))
+    except ValueError:
+        return 0.0
 
 
 def masters_in(info: ClusterInfo) -> dict[str, Address]:

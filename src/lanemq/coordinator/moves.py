@@ -8,18 +8,18 @@ consumption is enabled → the group is forgotten here.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from lanemq.broker.context import GroupContext
-from lanemq.broker.dispatch import Handler, answer, answer_error, answer_fault
+from lanemq.broker.dispatch import Handler
 from lanemq.broker.group_rules import free_leases, free_progress
-from lanemq.broker.storage.progress_keeper import Saved
+from lanemq.coordinator.background_answers import BackgroundAnswers
 from lanemq.coordinator.cluster import CONSUME_ENABLE, ClusterLink, masters_in, replicas_in, settings_of
 from lanemq.coordinator.queues import ClusterQueues
 from lanemq.coordinator.watch import ClusterWatch
 from lanemq.core.brokering.progress_store import ProgressChange, SavedOffset
 from lanemq.core.finished_ranges import count_finished
-from lanemq.model.errors import BrokerBusy, BrokerRefused, LaneError, StorageError
+from lanemq.model.errors import BrokerBusy, BrokerRefused
 from lanemq.model.names import PULL_GROUP_PREFIX, check_group
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
@@ -45,7 +45,7 @@ class MoveHandler:
         self._queues = queues
         self._watch = watch
         self._moving = asyncio.Lock()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._answers = BackgroundAnswers()
 
     def table(self) -> dict[int, Handler]:
         return {RequestCode.LANE_COORDINATE: self._move}
@@ -57,21 +57,21 @@ class MoveHandler:
             raise BrokerRefused(ResponseCode.INVALID_PARAMETER, f"{body.group} is the name of another group's pulls")
         if self._moving.locked():
             raise BrokerBusy(ResponseCode.SYSTEM_BUSY, "another group is being moved; ask again when that is done")
-        task = asyncio.create_task(self._answer(peer, request, body))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._answers.begin(peer, request, self._moved(body))
 
-    async def _answer(self, peer: Peer, request: Command, body: CoordinateBody) -> None:
-        try:
-            async with self._moving:
-                result = await (self._out(body) if body.out else self._in(body))
-        except LaneError as error:
-            answer_error(peer, request, error)
-        except Exception:
-            answer_fault(peer, request)
-            raise
-        else:
-            answer(peer, request, {}, result.encode())
+    async def _moved(self, body: CoordinateBody) -> CoordinateAnswer:
+        async with self._moving:
+            if body.confirm:
+                return await self._confirm(body)
+            return await (self._out(body) if body.out else self._in(body))
+
+    async def _confirm(self, body: CoordinateBody) -> CoordinateAnswer:
+        """Name the new queues of a group's topics, and confirm them."""
+        self._parts.admit(body.group)
+        new = self._watch.unconfirmed(body.group)
+        if body.apply:
+            await self._watch.confirm(new)
+        return CoordinateAnswer(queues=[_queue(queue, 0) for queue in new])
 
     # in
 
@@ -120,10 +120,10 @@ class MoveHandler:
     async def _offsets_at(self, group: str, masters: Mapping[str, Address]) -> dict[MessageQueue, QueueOffset]:
         if group in self._parts.groups:
             return {each.queue: each.offset or QueueOffset(0) for each in self._parts.progress.of_group(group)}
-        found: dict[MessageQueue, QueueOffset] = {}
+        offsets: dict[MessageQueue, QueueOffset] = {}
         for master in masters.values():
-            found |= await self._link.offsets(master, group)
-        return found
+            offsets |= await self._link.offsets(master, group)
+        return offsets
 
     async def _save(self, settings: SubscriptionGroupConfig, offsets: Mapping[MessageQueue, QueueOffset]) -> None:
         """Put the group and its offsets on disk, then serve it."""
@@ -131,7 +131,7 @@ class MoveHandler:
         for queue, offset in offsets.items():
             parts.progress.at(group, queue).move(offset, pending=False)
         rows: list[ProgressChange] = [SavedOffset(group, queue, offset) for queue, offset in offsets.items()]
-        await self._saved(lambda then: parts.progress_keeper.save(rows, then))
+        await parts.progress_keeper.saved(rows)
         text, state = settings.encode().decode(), parts.state
         await parts.row_thread.call(lambda: state.save_group(group, text))
         parts.groups[group] = settings
@@ -160,6 +160,7 @@ class MoveHandler:
             )
         parts.groups.pop(group)
         self._watch.forget(group)
+        await self._watch.copies.forget(group)
         for name, master in masters.items():
             settings = settings_of(await self._link.group_settings(master), group)
             await self._link.set_consumption(master, settings, enabled=True)
@@ -194,14 +195,7 @@ class MoveHandler:
             state.forget_group_leases(group, floor)
 
         await parts.row_thread.call(delete)
-        await self._saved(parts.progress_keeper.settled)
-
-    async def _saved(self, save: Callable[[Saved], None]) -> None:
-        """Wait until changes are on disk, or raise."""
-        done: asyncio.Future[StorageError | None] = asyncio.get_running_loop().create_future()
-        save(done.set_result)
-        if (error := await done) is not None:
-            raise error
+        await parts.progress_keeper.saved(())
 
 
 def _queues(offsets: Mapping[MessageQueue, QueueOffset]) -> list[CoordinatedQueue]:

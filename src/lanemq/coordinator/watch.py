@@ -8,19 +8,26 @@ import asyncio
 import logging
 from collections.abc import Iterable
 
+import msgspec
+
 from lanemq.broker.context import GroupContext
 from lanemq.client.coordination import EVERY_GROUP, entry_text, read_entry
 from lanemq.coordinator.cluster import CONSUME_ENABLE, ClusterLink, masters_in, settings_of
+from lanemq.coordinator.copies import OffsetCopies
 from lanemq.coordinator.queues import ClusterQueues
+from lanemq.coordinator.retention import ParkedCopies
 from lanemq.model.errors import LaneError, ProtocolError
 from lanemq.model.names import RETRY_PREFIX, pull_group
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis
+from lanemq.model.wording import plural
 from lanemq.net.address import Address
 from lanemq.net.rate_limited_log import RateLimitedLog
 
 log = logging.getLogger(__name__)
 
+CONFIRMED_QUEUES = "confirmed queues"
+"""Name of a value in the state database."""
 ROUND_SECONDS = 1.0
 """Between two looks at the masters. Long: after a fail-over, queues of killed members wait longer."""
 ROUTES_EVERY_MS = 30_000
@@ -29,6 +36,10 @@ LOCKS_EVERY_MS = 15_000
 GROUPS_EVERY_MS = 10_000
 """Between two looks at whether groups are still disabled at a broker."""
 ENTRIES_EVERY_MS = 5_000
+PARKED_EVERY_MS = 30_000
+"""Between two looks at what brokers may delete of parked lanes."""
+COPIES_EVERY_MS = 5_000
+"""Between two copies of offsets to the brokers. Short: each costs a broker a request for every queue that moved."""
 
 
 class OtherCoordinator(LaneError):
@@ -49,6 +60,8 @@ class ClusterWatch:
         self._queues = queues
         self.client_id = f"lanemq-coordinator-{name}"
         """Holds Apache's locks."""
+        self.copies = OffsetCopies(parts, link)
+        self.parked_copies = ParkedCopies(parts, link)
         self._last: dict[object, Millis] = {}
         self._guarded: dict[tuple[str, Address], None] = {}
         """Groups, and masters at which they were seen disabled."""
@@ -56,6 +69,7 @@ class ClusterWatch:
 
     async def run(self) -> None:
         """Watches until cancelled. Raises `OtherCoordinator` if another one has taken over the cluster."""
+        await self.parked_copies.restore()
         while True:
             self._queues.changed.clear()
             try:
@@ -83,8 +97,35 @@ class ClusterWatch:
             self._queues.ask_for(self._topics_of(group))
         for topic in self._queues.topics:
             if changed or self._is_due(("route", topic), ROUTES_EVERY_MS) or not self._queues.of_topic(topic):
-                self._queues.found(topic, await self._link.route(topic))
+                if self._queues.found(topic, await self._link.route(topic)):
+                    await self._save_confirmed()
+                self._warn_of_new_queues(topic)
         await asyncio.gather(*(self._at_master(name, master) for name, master in masters.items()))
+
+    # new queues
+
+    def _warn_of_new_queues(self, topic: str) -> None:
+        if new := self._queues.unconfirmed(topic):
+            self._warnings.warn(
+                f"queues of {topic}",
+                f"topic {topic} has {plural(len(new), 'new queue')}, such as {new[0]}: keys may have moved there, "
+                f"whose older messages wait in other queues, so they get no owner. When the older messages are done: "
+                f"lanemq group coordinate GROUP --confirm-queues",
+            )
+
+    def unconfirmed(self, group: str) -> list[MessageQueue]:
+        """The queues of a group's topics that wait for a confirmation."""
+        return [queue for topic in self._topics_of(group) for queue in self._queues.unconfirmed(topic)]
+
+    async def confirm(self, queues: Iterable[MessageQueue]) -> None:
+        """Let queues get owners, for good."""
+        self._queues.confirmed.confirm(queues)
+        await self._save_confirmed()
+        self._queues.changed.set()
+
+    async def _save_confirmed(self) -> None:
+        state, text = self._parts.state, msgspec.json.encode(list(self._queues.confirmed)).decode()
+        await self._parts.row_thread.call(lambda: state.put(CONFIRMED_QUEUES, text))
 
     def forget(self, group: str) -> None:
         """A group has moved back to the brokers."""
@@ -94,16 +135,20 @@ class ClusterWatch:
 
     # name servers
 
+    async def take_over(self) -> None:
+        """Replace the entry of a coordinator whose folder is lost. If that one still runs, it ends."""
+        await self._link.put(EVERY_GROUP, entry_text(self._name, self.address), self._link.servers)
+
     async def register(self) -> None:
         """Enter this coordinator and its groups where they are missing; raises if another one is entered."""
-        wanted = {EVERY_GROUP: entry_text(self._name, self.address)}
-        wanted |= dict.fromkeys(self._parts.groups, str(self.address))
+        wanted = dict.fromkeys(self._parts.groups, str(self.address))
+        wanted[EVERY_GROUP] = entry_text(self._name, self.address)  # the last: where it is, all others are
         for server in self._link.servers:
             try:
-                found = await self._link.settings(server)
-                refuse_other(self._name, found.get(EVERY_GROUP, ""))
+                settings = await self._link.settings(server)
+                refuse_other(self._name, settings.get(EVERY_GROUP, ""))
                 for key, value in wanted.items():
-                    if found.get(key) != value:
+                    if settings.get(key) != value:
                         await self._link.put(key, value, (server,))
             except OtherCoordinator:
                 raise
@@ -118,6 +163,10 @@ class ClusterWatch:
             for group in tuple(self._parts.groups):
                 if (group, master) in self._guarded:
                     await self._lock(group, name, master)
+                    if self._is_due(("copies", group, master), COPIES_EVERY_MS):
+                        await self.copies.copy(group, name, master)
+            if self._is_due(("parked", master), PARKED_EVERY_MS):
+                await self.parked_copies.round(name, master)
         except (LaneError, ProtocolError) as error:
             self._warnings.failed(name, f"queues of {name} get no new owner until it answers", error)
 

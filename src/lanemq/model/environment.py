@@ -1,4 +1,4 @@
-"""The environment variables that protect a client's connections, and how to install what is missing.
+"""The environment variables that clients read, and how to install what is missing.
 
 In a module of their own, so that `lanemq --help` can show them without importing the network layer.
 """
@@ -19,9 +19,14 @@ SECRET_KEY: Final = "LANEMQ_SECRET_KEY"
 SECRET_KEY_FILE: Final = "LANEMQ_SECRET_KEY_FILE"
 """A file that holds the secret and nothing else."""
 SECURITY_TOKEN: Final = "LANEMQ_SECURITY_TOKEN"
+COORDINATOR: Final = "LANEMQ_COORDINATOR"
+"""Address of the coordinator of an Apache cluster, in place of the one that the name servers have."""
 VARIABLES: Final = (
     TLS, TLS_CA, TLS_CERT, TLS_KEY, TLS_VERIFY, ACCESS_KEY, SECRET_KEY, SECRET_KEY_FILE, SECURITY_TOKEN,
 )  # fmt: skip
+
+WORKER_MONITOR: Final = "LANEMQ_WORKER_MONITOR"
+"""Set by `lanemq run --workers`: the file in which a worker says where its monitor listens."""
 
 
 def install_extra(extra: str) -> str:

@@ -18,6 +18,7 @@ LaneError
 ├── BrokerRefused          the broker refused the request; has code and remark
 │   ├── TopicNotFound · GroupNotFound · OffsetNotFound · NotAllowed · BrokerBusy · BrokerReadOnly · MessageRefused
 ├── OrderError             never retried blindly
+│   ├── LogReplaced          a queue has other messages at offsets that the group has finished
 │   ├── SequenceGap          the broker misses an earlier message of this producer
 │   ├── ProducerFenced       a newer producer with this id exists
 │   ├── LaneFrozen           an earlier message of the lane failed; nothing may pass it
@@ -176,6 +177,10 @@ class OrderError(LaneError):
     """Going on would break the order of a key."""
 
 
+class LogReplaced(OrderError):
+    """A queue has other messages at offsets that the group has finished."""
+
+
 class SequenceGap(OrderError):
     """The broker misses an earlier message of this producer."""
 
@@ -198,7 +203,8 @@ class LeaseLost(OrderError):
 
 class GroupConflict(OrderError):
     """Another member of the group consumes concurrently what this one would consume in order, or the reverse; or it
-    reads other tags of a topic, and neither of them reads all tags of the other."""
+    reads other tags of a topic, and neither of them reads all tags of the other. Also a query that reports its offsets
+    to a group that consumers use, or the reverse."""
 
 
 class SinkFenced(OrderError):

@@ -47,6 +47,9 @@ def origin_of(host: str) -> str:
     return str(ipaddress.IPv6Network((int(address), 64), strict=False))
 
 
+MAX_PORT = 65_535
+
+
 def parse_address(text: str, default_port: int = 9876) -> Address:
     """One address; a missing port means RocketMQ's name server port."""
     stripped = text.strip()
@@ -55,13 +58,15 @@ def parse_address(text: str, default_port: int = 9876) -> Address:
         raise InvalidOption(
             f"{text!r} is a URL: write it without {scheme}://, as {rest.partition('/')[0] or 'host:port'}"
         )
-    if stripped.isdigit():
+    if stripped.isdigit() and int(stripped) <= MAX_PORT:
         raise InvalidOption(f"{text!r} is a port without a host: write HOST:PORT, such as 127.0.0.1:{stripped}")
     host, colon, port = stripped.rpartition(":")
     if not colon or port.endswith("]"):
         host, port = stripped, str(default_port)
     host = host.strip("[]")
-    if not host or "/" in host or not port.isdigit() or not 0 <= int(port) <= 65535:
+    if (port.isdigit() and int(port) > MAX_PORT) or stripped.isdigit():
+        raise InvalidOption(f"{text!r}: ports are numbers from 0 to {MAX_PORT}")
+    if not host or "/" in host or not port.isdigit():
         raise InvalidOption(f"{text!r} is not an address: write host:port, for example localhost:9876")
     return Address(host, int(port))
 

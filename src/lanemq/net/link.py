@@ -70,7 +70,7 @@ class Link(Generic[W]):
         return [waiter for waiter in waiters if waiter is not None]
 
     def lost(self, error: Exception | None) -> ConnectionLost:
-        """The error of everyone who waited: what ended the connection, and what to do if the peer's alert tells."""
+        """What everyone who waited is told: what ended the connection and, if a TLS alert says why, what to do."""
         why = alert(error) or f"{error or ''}{self._closed_early_hint}"
         between = ": " if error is not None else ""
         return ConnectionLost(f"the connection to {self.address} was lost{between}{why}")

@@ -25,7 +25,7 @@ Low: clients with small answers wait in line behind large pulls. High: hundreds 
 delay a send."""
 
 MOST_BYTES = 2 * COSTLY_BYTES
-"""What one read counts at most, so that a client is not costly any more after a few small answers."""
+"""One read counts as no more than this, so that a few small answers end the time in which a client is costly."""
 
 R = TypeVar("R")
 
@@ -40,17 +40,15 @@ class RecentCost:
     request. Then a client that only sends would be costly, and would wait in line behind large pulls.
     """
 
-    __slots__ = ("_average",)
+    __slots__ = ("_average", "costly")
 
     def __init__(self) -> None:
         self._average = 0
+        self.costly = False
 
     def add(self, size: int) -> None:
-        self._average += (min(size, MOST_BYTES) - self._average) // 4
-
-    @property
-    def costly(self) -> bool:
-        return self._average > COSTLY_BYTES
+        self._average += ((size if size < MOST_BYTES else MOST_BYTES) - self._average) // 4
+        self.costly = self._average > COSTLY_BYTES
 
 
 class LoopSlices:
@@ -62,7 +60,7 @@ class LoopSlices:
         self._loop = loop
         self._waiting: deque[Work] = deque()
         self._shared_until: int | None = None
-        """When the slice is over that new and costly connections share in this iteration of the loop; None: it has not
+        """The end of the slice that new and costly connections share in this iteration of the loop; None: it has not
         begun."""
 
     def end(self) -> int:
@@ -70,7 +68,7 @@ class LoopSlices:
         return self.nanoseconds() + SLICE_NS
 
     def may_begin(self, *, new: bool) -> bool:
-        """Whether a connection may begin at once of which nothing is known yet (`new`), or whose answers are costly.
+        """Whether a connection that is `new`, or whose answers are costly, may begin at once.
 
         In one iteration of the loop, all of them share one slice: a client that connects again and again, each time
         with a long request, would otherwise delay the others by as many slices as connections. A costly connection does

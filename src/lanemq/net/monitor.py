@@ -100,17 +100,65 @@ class Monitor:
                 return _text(start, "404 Not Found", "/live, /ready and /metrics are here\n")
 
     def _metrics(self, environ: Environ, start: StartResponse) -> Iterable[bytes]:
-        try:
-            samples = self._monitored.samples()
-        except LaneError as error:
-            return _text(start, "503 Service Unavailable", f"{error}\n")
-        from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
+        from prometheus_client import CollectorRegistry, make_wsgi_app
 
         registry = CollectorRegistry()
-        registry.register(_Collected(samples))
-        ProcessCollector(registry=registry)
+        try:
+            self._register(registry)
+        except LaneError as error:
+            return _text(start, "503 Service Unavailable", f"{error}\n")
         body: Iterable[bytes] = make_wsgi_app(registry)(environ, start)
         return body
+
+    def _register(self, registry: Any) -> None:
+        """Adds the figures to a registry of Prometheus's client."""
+        from prometheus_client import ProcessCollector
+
+        registry.register(_Collected(self._monitored.samples()))
+        ProcessCollector(registry=registry)
+
+
+class Relayed(Protocol):
+    """Several programs that one monitor shows."""
+
+    def live_problem(self) -> str | None: ...
+
+    def ready_problems(self) -> list[str]: ...
+
+    def families(self) -> list[Any]:
+        """All figures, as `prometheus_client` reads them."""
+        ...
+
+
+class RelayMonitor(Monitor):
+    """Answers for other processes, which have monitors of their own."""
+
+    def __init__(self, listen: Address, relayed: Relayed) -> None:
+        self._relayed = relayed
+        super().__init__(listen, _WithoutSamples(relayed))
+
+    def _register(self, registry: Any) -> None:
+        registry.register(_Families(self._relayed.families()))
+
+
+class _WithoutSamples:
+    """Health alone."""
+
+    def __init__(self, relayed: Relayed) -> None:
+        self.live_problem, self.ready_problems = relayed.live_problem, relayed.ready_problems
+
+    def samples(self) -> list[MetricSample]:
+        return []
+
+
+class _Families:
+    """Families as `prometheus_client` reads them, made before it asks."""
+
+    def __init__(self, families: list[Any]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterator[Any]:
+        return iter(self._families)
 
 
 def _health(start: StartResponse, name: str, problems: list[str]) -> Iterable[bytes]:

@@ -157,11 +157,15 @@ class Peer(asyncio.BufferedProtocol):
         self._closing = False
         self._stopped = False
         self._waits_for_slice = False
-        self._held = False
+        self._held = self._is_paused = False
+        """Whether a handler holds it, and whether its requests wait for this or anything else but a slice."""
+        self._reads = True
+        """Whether its socket is read."""
         self._slices = 0
         """Slices that ended before everything received was handled."""
-        self._long = False
-        """Whether its last requests took more than a slice: then the next ones wait for a slice from the start."""
+        self._long = self._is_quick = False
+        """Whether its last requests took more than a slice: then the next ones wait for a slice from the start. And
+        whether its requests need not wait in line: it is not new, and neither requests nor answers were long lately."""
         self._new = True
         """Whether none of its requests were handled within a slice yet."""
         self._cost = RecentCost()
@@ -184,7 +188,7 @@ class Peer(asyncio.BufferedProtocol):
         if self._transport is None or not self.is_open or self._closing:
             return
         log.info("closing %s: %s", self, reason)
-        self._closing = True
+        self._closing = self._is_paused = True
         self._drop_received()
         self._flush()
         self._transport.close()
@@ -193,7 +197,7 @@ class Peer(asyncio.BufferedProtocol):
     def abort(self) -> None:
         """Breaks the connection without writing what is queued."""
         if self._transport is not None:
-            self._closing = True
+            self._closing = self._is_paused = True
             self._drop_received()
             self._transport.abort()
 
@@ -208,7 +212,7 @@ class Peer(asyncio.BufferedProtocol):
     def hold(self) -> None:
         """Handles no further request of this peer until `release`, because one takes long and must come first."""
         self._held = True
-        self._read_or_wait()
+        self._pause_or_resume()
 
     def hold_for(self, seconds: float) -> None:
         """Handles no further request of this peer for a while. It must not be held already."""
@@ -218,13 +222,14 @@ class Peer(asyncio.BufferedProtocol):
     def release(self) -> None:
         """Continues with the requests of this peer."""
         self._held = False
+        self._pause_or_resume(resume=False)
         if self.is_open:
             self._server.loop.call_soon(self._continue)
 
     def stop_reading(self) -> None:
         """Accepts no more requests from this peer; replies are still written."""
         self._stopped = True
-        self._read_or_wait()
+        self._pause_or_resume()
 
     def _drop_received(self) -> None:
         """Drops received requests that were not handled yet."""
@@ -281,10 +286,11 @@ class Peer(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         self.reads_slowly = True
-        self._read_or_wait()
+        self._pause_or_resume()
 
     def resume_writing(self) -> None:
         self.reads_slowly = False
+        self._pause_or_resume(resume=False)
         if self._transport is not None and not self._transport.is_closing():
             self._transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)  # it may have been lowered
         if self.is_open:
@@ -323,7 +329,7 @@ class Peer(asyncio.BufferedProtocol):
                 frames = self._receive(read) if read else None
                 if self._waits_for_slice:
                     pass  # TLS may pass on what it had read before
-                elif end or not (frames and self._must_wait):
+                elif end or not frames or self._is_quick or not self._must_wait:
                     worked = bool(frames or end)
                     self._work(end)
                 else:
@@ -334,15 +340,18 @@ class Peer(asyncio.BufferedProtocol):
                 reads.end(self.number)
         if worked:
             self._cost.add(self._reply_bytes)
+            self._is_quick = not (self._long or self._new or self._cost.costly)
 
     def _receive(self, read: int | bytes) -> list[Frame]:
-        frames = received(self._decoder, read) if isinstance(read, int) else self._decoder.feed(read)
+        decoder = self._decoder
+        frames = received(decoder, read) if isinstance(read, int) else decoder.feed(read)
         if frames:
             # Not for the bytes of an unfinished frame: one byte a minute would keep a connection for ever.
             self.last_seen = self._server.loop.time()
             self.known = self.known or not self._server.needs_signature
             self._incoming.extend(frames)
-        self._count_unfinished(begun=bool(frames))
+        if decoder.pending or self._unfinished:
+            self._count_unfinished(begun=bool(frames))
         return frames
 
     @property
@@ -374,7 +383,8 @@ class Peer(asyncio.BufferedProtocol):
         self._long = self._slices > 0
         self._new = self._new and self._long
         self._slices = 0
-        self._read_or_wait()
+        if not self._reads:
+            self._read_or_wait()
 
     def _continue(self) -> None:
         if not self.is_open or self._waits_for_slice:
@@ -425,14 +435,17 @@ class Peer(asyncio.BufferedProtocol):
         """How many bytes of messages a reply may hold now; one message is always allowed."""
         return CROWDED_BYTES if self._server.crowded else MAX_FRAME_BYTES
 
-    @property
-    def _is_paused(self) -> bool:
-        return self.reads_slowly or self._held or self._stopped or self._closing
+    def _pause_or_resume(self, *, resume: bool = True) -> None:
+        """Called when something begins or ends for which requests wait. `resume`: the socket is read again at once."""
+        self._is_paused = self.reads_slowly or self._held or self._stopped or self._closing
+        if resume or self._is_paused:
+            self._read_or_wait()
 
     def _read_or_wait(self) -> None:
         if self._transport is None or self._transport.is_closing():
             return
-        if self._is_paused or self._waits_for_slice:
-            self._transport.pause_reading()
-        else:
+        self._reads = not (self._is_paused or self._waits_for_slice)
+        if self._reads:
             self._transport.resume_reading()
+        else:
+            self._transport.pause_reading()

@@ -63,9 +63,3 @@ class UnfinishedFrames(Generic[Sender]):
         self._sums[group] -= size
         if not self._groups[group]:
             del self._groups[group], self._sums[group]
-
-    def _check(self) -> None:
-        assert self._sums == {group: sum(frames.values()) for group, frames in self._groups.items()}
-        assert self.total == sum(self._sums.values())
-        assert self._group_of == {sender: group for group, frames in self._groups.items() for sender in frames}
-        assert all(size for frames in self._groups.values() for size in frames.values())

@@ -17,6 +17,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, NamedTuple, Self, TypeVar
+from uuid import uuid4
 
 from lanemq.client.codec import codec_named
 from lanemq.client.consumer.app import App, is_in_event_loop
@@ -98,6 +99,8 @@ class TestApp:
         self._app = app
         self._clock = VirtualTime()
         self._codec = codec_named(app.options.codec)
+        self._broker = f"test-{uuid4().hex}"
+        """A name of its own: to `once`, each test has queues of its own, also in a database that many tests use."""
         self._numbers = count()
         self._topics: dict[str, _TestTopic] = {}
         self._later: list[tuple[int, int, Message]] = []
@@ -136,6 +139,7 @@ class TestApp:
             group=self._app.options.group,
             codec=self._codec,
             sent_at=wall_time(self._clock.wall()),
+            broker=self._broker,
         )
         test_topic.put(message)
         return message
@@ -209,7 +213,7 @@ class TestApp:
 
     async def __aenter__(self) -> Self:
         subscriptions = await self._lifespan.enter_async_context(self._app.prepared())
-        self._topics = {each.topic: _TestTopic(each, self._clock) for each in subscriptions}
+        self._topics = {each.topic: _TestTopic(each, self._clock, self._broker) for each in subscriptions}
         self._open = True
         return self
 
@@ -285,6 +289,7 @@ class TestApp:
                 group=message.group,
                 codec="bytes",
                 sent_at=message.born_at,
+                broker=self._broker,
             )
             test_topic.put(copy.decoded_by(self._codec))
 
@@ -324,9 +329,9 @@ def _span(seconds: Seconds) -> Millis:
 class _TestTopic:
     """One topic with one queue, and the real scheduler of its handler."""
 
-    def __init__(self, subscription: Subscription, clock: VirtualTime) -> None:
+    def __init__(self, subscription: Subscription, clock: VirtualTime, broker: str) -> None:
         self.active = ActiveSubscription(subscription, make_scheduler(subscription, clock))
-        self.queue = Message.fake(topic=subscription.topic).queue
+        self.queue = Message.fake(topic=subscription.topic, broker=broker).queue
         self.next_offset = 0
         with self.active.scheduler as lanes:
             lanes.add(self.queue, QueueOffset(0), usable_until=NO_LEASE_NEEDED)

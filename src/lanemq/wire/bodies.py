@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self, TypeVar
 import msgspec
 from msgspec import UNSET, Struct, UnsetType, field
 
+from lanemq.model.log_marks import SeenLog
 from lanemq.model.queue import MessageQueue
 from lanemq.wire.loose_json import OF_CLIENT, OF_SERVER, BodyError, Limits, loads_loose
 
@@ -204,7 +205,10 @@ class LaneProgress(Body):
     """What is finished above the offset: with UPDATE_CONSUMER_OFFSET (15), and in the answer to QUERY_CONSUMER_OFFSET
     (14) if it asks for them. Neither has a body in RocketMQ."""
 
+    left_out = ("lane_seen",)
     lane_finished: str = ""
+    lane_seen: SeenLog | None = None
+    """To a coordinator: what the member has seen of the queue's log."""
 
 
 class LaneRefusal(Body):

@@ -129,6 +129,8 @@ class RequestCode(IntEnum):
     LANE_STATE = 4208  # relayed to the client
     LANE_HELD = 4209  # relayed to the client
     LANE_COORDINATE = 4210  # to a coordinator
+    LANE_SEEN = 4211  # to a coordinator
+    LANE_COMPARE = 4212  # to a coordinator
 
 
 class ResponseCode(IntEnum):

@@ -143,7 +143,10 @@ class FrameDecoder:
             data = b"".join(self._rest)
             self._rest.clear()
             self.pending = 0
-        position = self._take_frames(data, frames)
+        whole, position, self._needed = split_frames(data, self._limit, Frame)
+        if whole:
+            self.large_next = self._trusted and len(whole[-1].body) >= LARGE_FRAME_BYTES
+            frames = [*frames, *whole] if frames else whole
         if position < len(data):
             self._begin_frame(data, position)
         return frames
@@ -187,14 +190,6 @@ class FrameDecoder:
             self._rest[-1] += data
         else:
             self._rest.append(bytearray(data))
-
-    def _take_frames(self, data: bytes, frames: list[Frame]) -> int:
-        """Appends the complete frames of `data` and returns where the unfinished one begins."""
-        whole, position, self._needed = split_frames(data, self._limit, Frame)
-        if whole:
-            self.large_next = self._trusted and len(whole[-1].body) >= LARGE_FRAME_BYTES
-            frames += whole
-        return position
 
 
 @compiled

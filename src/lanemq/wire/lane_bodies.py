@@ -2,6 +2,7 @@
 
 from msgspec import field
 
+from lanemq.model.log_marks import SeenLog
 from lanemq.wire.bodies import Body
 
 
@@ -43,7 +44,10 @@ class NextBody(Body):
 class NextOffsets(Body):
     """Answers LANE_PARK_NEXT and LANE_PARKED_SHOW of a coordinator, which has no messages: where the next ones are."""
 
+    left_out = ("copied",)
     offsets: list[int] = field(default_factory=list)
+    copied: dict[int, bytes] = field(default_factory=dict)
+    """Messages that were copied, because their broker may delete them."""
 
 
 class LaneBody(Body):
@@ -183,6 +187,8 @@ class CoordinateBody(Body):
     """From the coordinator back to the brokers."""
     apply: bool = False
     """False: only say what would happen."""
+    confirm: bool = False
+    """Nothing is moved: the new queues of the group's topics are confirmed. Without `apply`, they are only named."""
 
 
 class CoordinatedQueue(Body):
@@ -204,3 +210,42 @@ class CoordinateAnswer(Body):
     problems: list[str] = field(default_factory=list)
     """Why the group cannot be moved now; nothing was changed then."""
     moved: bool = False
+
+
+class SeenBody(Body):
+    """Answers LANE_SEEN (4211), which names a queue in a `LaneBody`: what the group has seen of the queue's log."""
+
+    seen: SeenLog = field(default_factory=SeenLog)
+
+
+class CompareBody(Body):
+    """LANE_COMPARE (4212): compares what a group has seen with what the brokers have."""
+
+    group: str = ""
+    apply: bool = False
+    """Drop what lies above the last message that is the same. False: only say what would be dropped."""
+
+
+class OtherLogBody(Body):
+    """A queue in which a broker has other messages than the group has read."""
+
+    topic: str = ""
+    broker: str = ""
+    queue_id: int = 0
+    offset: int = 0
+    same_below: int = 0
+    """Below this offset, the log is the one that the group has read."""
+    finished: int = 0
+    """Messages above that which are counted as finished above the offset."""
+    parked: int = 0
+    """Parked messages above that."""
+
+
+class CompareAnswer(Body):
+    """Answers LANE_COMPARE."""
+
+    compared: int = 0
+    """How many queues were compared."""
+    others: list[OtherLogBody] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    """Queues that could not be compared, and why."""

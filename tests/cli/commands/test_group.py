@@ -133,14 +133,14 @@ def test_unknown_group_is_an_error_and_not_an_empty_table(run: Run) -> None:
 
 
 def test_reset_of_an_unknown_group_is_refused_and_creates_none(run: Run) -> None:
-    result = run("group", "reset", "raeders", "lines", "--to", "first")
+    result = run("group", "reset", "raeders", "--topic", "lines", "--to", "first")
     assert result.exit_code == 1
     assert "see lanemq group list" in result.stderr
     assert "raeders" not in run("group", "list").stdout
 
 
 def test_dry_run_shows_the_change_without_making_it(run: Run) -> None:
-    result = run("group", "reset", "readers", "lines", "--to", "first", "--dry-run")
+    result = run("group", "reset", "readers", "--topic", "lines", "--to", "first", "--dry-run")
     assert result.exit_code == 0, result.output
     assert "repeats 4 messages" in result.stdout
     assert "nothing was changed" in result.stdout
@@ -148,7 +148,9 @@ def test_dry_run_shows_the_change_without_making_it(run: Run) -> None:
 
 
 def test_dry_run_of_one_queue_makes_no_change_either(run: Run) -> None:
-    result = run("group", "reset", "readers", "lines", "--to", "first", "--queue", "0", "--dry-run", "--json")
+    result = run(
+        "group", "reset", "readers", "--topic", "lines", "--to", "first", "--queue", "0", "--dry-run", "--json"
+    )
     assert json.loads(result.stdout)["dry_run"] is True
     assert queue_of(run, "readers")["offset"] == 4
 
@@ -179,7 +181,7 @@ def test_unused_retry_topic_is_not_shown() -> None:
 def test_an_offline_group_is_reset(run: Run, broker: EmbeddedBroker, to: str, offset: int) -> None:
     with Admin(broker.address) as admin:
         admin.reset_offsets("movers", "lines", to="first")
-    result = run("group", "reset", "movers", "lines", "--to", to, "--yes", "--json")
+    result = run("group", "reset", "movers", "--topic", "lines", "--to", to, "--yes", "--json")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["changes"][0]["after"] == offset
     assert queue_of(run, "movers")["offset"] == offset
@@ -191,7 +193,7 @@ def test_one_queue_can_be_reset(run: Run, producer: Producer, broker: EmbeddedBr
         admin.reset_offsets("halves", "pair", to="first")
     for queue in (0, 1):
         producer.send("pair", "x", queue=queue)
-    words = ("group", "reset", "halves", "pair", "--to", "last", "--queue")
+    words = ("group", "reset", "halves", "--topic", "pair", "--to", "last", "--queue")
     moved = json.loads(run(*words, "1", "--yes", "--json").stdout)
     assert [each["queue"] for each in moved["changes"]] == [1]
     described = json.loads(run("group", "describe", "halves", "--json").stdout)
@@ -204,7 +206,7 @@ def test_one_queue_can_be_reset(run: Run, producer: Producer, broker: EmbeddedBr
 def test_a_reset_shows_its_effect_and_asks(run: Run, broker: EmbeddedBroker, answer: str, offset: int) -> None:
     with Admin(broker.address) as admin:
         admin.reset_offsets("movers", "lines", to="first")
-    asked = run("group", "reset", "movers", "lines", "--to", "last", stdin=f"{answer}\n")
+    asked = run("group", "reset", "movers", "--topic", "lines", "--to", "last", stdin=f"{answer}\n")
     assert "skips 10 messages" in asked.stderr
     assert queue_of(run, "movers")["offset"] == offset
 
@@ -213,15 +215,15 @@ def test_without_a_terminal_a_reset_needs_yes_and_names_members_online(run: Run,
     """Members that are online would finish messages that are delivered again after the reset."""
     with Consumer(broker.address, group="busy", topics="lines") as consumer:
         assert consumer.poll(60) is not None
-        refused = run("group", "reset", "busy", "lines", "--to", "last")
+        refused = run("group", "reset", "busy", "--topic", "lines", "--to", "last")
         assert refused.exit_code == 1
         assert "1 member online may process messages twice" in refused.stderr
         assert "--yes" in refused.stderr
-        assert run("group", "reset", "busy", "lines", "--to", "last", "--yes").exit_code == 0
+        assert run("group", "reset", "busy", "--topic", "lines", "--to", "last", "--yes").exit_code == 0
 
 
 def test_an_invalid_position_is_a_usage_error(run: Run) -> None:
-    result = run("group", "reset", "readers", "lines", "--to", "somewhere")
+    result = run("group", "reset", "readers", "--topic", "lines", "--to", "somewhere")
     assert result.exit_code == 2
     assert "--to 'somewhere' is not a time" in result.stderr
 

@@ -3,8 +3,11 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -221,3 +224,76 @@ def produce_until(producer: Producer, true: Callable[[], bool]) -> None:
         return true()
 
     wait_for(look)
+
+
+def fetched(port: int, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+    except OSError:
+        return 0, ""
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        number: int = free.getsockname()[1]
+    return number
+
+
+@pytest.mark.slow
+def test_workers_with_one_monitor_answer_at_its_address(broker: EmbeddedBroker, tmp_path: Path, port: int) -> None:
+    write(tmp_path, server=broker.address, group="run-monitored")
+    app = tmp_path / "shop_app.py"
+    app.write_text(app.read_text().replace('"run-monitored"', f'"run-monitored", monitor="127.0.0.1:{port}"'))
+    words = [sys.executable, "-m", "lanemq.cli.main", "run", "shop_app:app", "--workers", "2", "--log-level", "error"]
+    handled = tmp_path / "handled.txt"
+    handled.touch()
+    with (
+        Producer(broker.address, create="orders") as producer,
+        subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as watching,
+    ):
+        try:
+            wait_for(lambda: fetched(port, "/ready")[0] == 200)
+            produce_until(producer, lambda: len(processes(handled)) == 2)
+            text = fetched(port, "/metrics")[1]
+            for worker in "01":
+                assert re.search(
+                    rf'lanemq_consumer_queues{{group="run-monitored",topic="orders",worker="{worker}"}} \d', text
+                )
+                assert re.search(rf'lanemq_consumer_handler_seconds_count{{.*worker="{worker}"}} [1-9]', text)
+                assert re.search(rf'process_cpu_seconds_total{{worker="{worker}"}}', text)
+            assert text.count("# TYPE lanemq_consumer_handler_seconds histogram") == 1
+            assert fetched(port, "/live") == (200, '{"live": true, "reasons": []}\n')
+            frozen = int(next(iter(processes(handled))))
+            os.kill(frozen, signal.SIGSTOP)
+            status, reasons = fetched(port, "/ready")
+            assert (status, "does not answer" in reasons) == (503, True)
+            os.kill(frozen, signal.SIGKILL)
+            wait_for(lambda: fetched(port, "/ready")[0] == 200)
+            assert len(processes(handled)) >= 2
+        finally:
+            watching.send_signal(signal.SIGTERM)
+        said = watching.communicate(timeout=60)[1]
+    assert watching.returncode == 0
+    assert said.count(f"metrics of all workers on http://127.0.0.1:{port}/metrics") == 1
+    assert "in use" not in said
+
+
+@pytest.mark.slow
+def test_workers_whose_monitor_is_taken_end_with_one_sentence(broker: EmbeddedBroker, tmp_path: Path) -> None:
+    write(tmp_path, server=broker.address, group="run-taken")
+    app = tmp_path / "shop_app.py"
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        app.write_text(app.read_text().replace('"run-taken"', f'"run-taken", monitor="{address}"'))
+        words = [sys.executable, "-m", "lanemq.cli.main", "run", "shop_app:app", "--workers", "2"]
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == f"Error: monitor='{address}': cannot listen there: Address already in use"

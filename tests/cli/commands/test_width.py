@@ -31,7 +31,7 @@ COMMANDS = [
     f"topic describe {TOPIC}",
     f"group list => {PARKING} {TOPIC}",
     f"group describe {PARKING} => {TOPIC}",
-    f"group reset {PARKING} {TOPIC} --to first --dry-run => {TOPIC}",
+    f"group reset {PARKING} --topic {TOPIC} --to first --dry-run => {TOPIC}",
     f"parked list => {KEY} {WIDE} {PARKING}",
     f"parked show {KEY} --group {PARKING}",
     f"parked redrive {WIDE} --group {PARKING} --dry-run",

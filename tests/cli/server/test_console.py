@@ -8,9 +8,10 @@ import click
 import pytest
 from tests.cli.conftest import Run
 
+from lanemq.cli.errors import CliError
 from lanemq.cli.server.broker import broker as broker_command
 from lanemq.cli.server.console import console, console_options
-from lanemq.cli.server.up import UpParts, up
+from lanemq.cli.server.up import UpParts, announce, up
 from lanemq.console.settings import ConsoleSettings
 from lanemq.testing import EmbeddedBroker
 
@@ -117,6 +118,46 @@ def test_up_waits_for_the_token_of_the_console_too(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("lanemq.cli.server.up.time.sleep", write_the_rest)
     assert parts.address("console") == "http://127.0.0.1:1/"
     assert "secret" in log.read_text()
+
+
+def test_up_passes_the_address_of_the_metrics_to_the_broker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    context = parts_of(["--monitor", "127.0.0.1:1"], monkeypatch)["broker"]
+    assert context.params["monitor"] == "127.0.0.1:1"
+    context = parts_of([], monkeypatch)["broker"]
+    assert context.get_parameter_source("monitor") is click.core.ParameterSource.DEFAULT
+
+
+@pytest.mark.parametrize(
+    ("said", "metrics"),
+    [
+        ("data in x, monitor on http://127.0.0.1:9880", "http://127.0.0.1:9880/metrics"),
+        (
+            "data in x, no monitor: 127.0.0.1:9880 is in use",
+            "none: 127.0.0.1:9880 is in use; choose another address with --monitor",
+        ),
+        ("data in x, no monitor", "off"),
+    ],
+)
+def test_up_says_where_the_metrics_are_or_why_there_are_none(
+    said: str, metrics: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = UpParts(tmp_path)
+    parts.log("broker").write_text(f"LaneMQ 0.1.0 on 127.0.0.1:1, durable, {said}\n")
+    parts.log("console").write_text("token for changes: secret\n")
+    announce(parts, "http://127.0.0.1:2/", "127.0.0.1:1")
+    assert f"metrics  {metrics}\n" in capsys.readouterr().out
+
+
+def test_up_names_the_signal_that_ended_a_part_and_not_the_last_line_of_its_log(tmp_path: Path) -> None:
+    parts = UpParts(tmp_path)
+    parts.start("broker", "timeit", "-n", "1", "-s", "import time", "time.sleep(60)")
+    parts.log("broker").write_text("WARNING key 'order-287' is parked\n")
+    parts.running["broker"].kill()
+    parts.running["broker"].wait()
+    with pytest.raises(CliError, match=r"the broker was ended by SIGKILL; its log is .*broker\.log"):
+        parts.check()
+    parts.stop()
 
 
 def test_a_private_key_that_every_user_may_read_is_a_warning_at_the_start(

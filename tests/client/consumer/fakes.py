@@ -28,6 +28,7 @@ from lanemq.core.consuming.queue_lease import LeaseTimes, QueueLease
 from lanemq.core.consuming.rebalance import QueueEvent
 from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
 from lanemq.model.errors import BrokerRefused, LaneError, LeaseLost, RequestTimedOut, TopicNotFound
+from lanemq.model.log_marks import SeenLog
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis, QueueOffset
 from lanemq.net.address import Address
@@ -203,7 +204,12 @@ class FakeCalls:
         return QueueOffset(self.broker.time_names)
 
     async def commit(
-        self, where: MessageQueue, offset: QueueOffset, epoch: Epoch, finished: FinishedRanges = NOTHING_FINISHED
+        self,
+        where: MessageQueue,
+        offset: QueueOffset,
+        epoch: Epoch,
+        finished: FinishedRanges = NOTHING_FINISHED,
+        seen: SeenLog | None = None,
     ) -> bool:
         self.broker.note(self.client_id, "commit", (where, offset))
         self.broker.offsets[where] = offset

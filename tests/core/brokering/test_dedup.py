@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
+from tests.core.brokering.consistency import check
 
 from lanemq.core.brokering.dedup import (
     MAX_SEQUENCE_RANGES,
@@ -133,7 +134,7 @@ def test_very_old_duplicate_is_still_a_duplicate_without_offset() -> None:
         store(table, number, 1, number * 2)
     assert judge(table, 0) == Duplicate(None)
     assert judge(table, 1) == Duplicate(QueueOffset(2))
-    table._check()
+    check(table)
 
 
 def test_a_new_epoch_drops_the_offsets_of_the_old_one() -> None:
@@ -232,11 +233,11 @@ def test_a_row_that_changes_before_it_is_copied_is_saved_as_it_was(change: Calla
     copying = table.copy(saving)
     next(copying)
     change(table)
-    table._check()
+    check(table)
     deque(copying, maxlen=0)
     assert set(saving.take_rows()) == before
     table.saved(saving)
-    table._check()
+    check(table)
 
 
 @pytest.mark.parametrize("copied", [0, 1, 6], ids=["before", "meanwhile", "after"])
@@ -298,7 +299,7 @@ def test_the_longest_idle_producer_is_forgotten_first() -> None:
     assert judge(table, 1, producer="b") == Gap(0)
     assert judge(table, 2, producer="a") == Fresh()
     assert table.dirty().gone == (("t", 0, "b"),)
-    table._check()
+    check(table)
 
 
 def test_a_flood_of_producers_in_one_topic_forgets_none_of_another() -> None:
@@ -308,7 +309,7 @@ def test_a_flood_of_producers_in_one_topic_forgets_none_of_another() -> None:
         store(table, 0, 1, number, producer=f"flood-{number}", topic="other")
     assert judge(table, 1, producer="quiet") == Fresh()
     assert len(table) == 11
-    table._check()
+    check(table)
 
 
 @pytest.mark.parametrize(("user", "survives"), [("flooder", True), (None, False)], ids=["counted", "control"])
@@ -318,7 +319,7 @@ def test_a_flood_of_producers_of_one_user_in_many_topics_forgets_none_of_another
     store(table, 0, 1, 0, producer="quiet", user="other")
     for number in range(300):
         store(table, 0, 1, number, producer=f"flood-{number}", topic=f"t{number % 30}", user=user)
-        table._check()
+        check(table)
     assert judge(table, 1, producer="quiet") == (Fresh() if survives else Gap(0))
     assert len(table) == (21 if survives else 100)
 
@@ -330,7 +331,7 @@ def test_a_producer_counts_for_the_user_that_used_it_last() -> None:
     store(table, 1, 1, 3, producer="a", user="u")
     store(table, 0, 1, 4, producer="d", user="u")
     table.forget_topic("other")
-    table._check()
+    check(table)
     assert judge(table, 1, producer="b") == Gap(0), "the longest idle one"
     assert [judge(table, 2, producer="a"), judge(table, 1, producer="c"), judge(table, 1, producer="d")] == [
         Fresh()
@@ -347,7 +348,7 @@ def test_a_message_that_could_not_be_stored_is_forgotten_with_all_later_ones(los
     assert judge(table, 2, epoch=1) == (expected if lost else Gap(0))
     assert judge(table, lost, epoch=1) == Fresh()
     assert judge(table, 0, epoch=0) == Fenced(1), "the old epoch stays fenced"
-    table._check()
+    check(table)
 
 
 def test_forgotten_producer_that_comes_back_is_not_deleted_from_the_checkpoint() -> None:
@@ -471,7 +472,7 @@ def test_any_schedule_leaves_each_message_once_and_in_order(
                 broker.save_checkpoint()
             case "crash":
                 broker.crash(replay_from_start=number % 2 == 0)
-        broker.table._check()
+        check(broker.table)
     for producer in producers:
         stored = [stamp.sequence for stamp in broker.log if stamp.producer == producer.name]
         assert stored == list(range(len(stored)))

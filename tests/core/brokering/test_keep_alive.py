@@ -6,6 +6,7 @@ from typing import Any
 import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from tests.core.brokering.consistency import check
 from tests.core.brokering.test_lock_table import live_lease, shortened
 
 from lanemq.core.brokering.keep_alive import MARGIN, KeepAlives, keep_alive_deadline
@@ -209,7 +210,7 @@ class TwoMembers(RuleBasedStateMachine):
 
     @invariant()
     def indexes_agree(self) -> None:
-        self.table._check()
+        check(self.table)
 
 
 TestTwoMembers = TwoMembers.TestCase

@@ -8,6 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from tests.core.brokering.consistency import check
 
 from lanemq.core.brokering import lock_table
 from lanemq.core.brokering.lock_table import Current, Lease, LockTable, Refusal, SavedLease, Stale, Unowned, Verdict
@@ -294,7 +295,7 @@ def test_many_leases_that_end_together_are_reported_in_several_calls_each_once(
     calls = [table.expire(now=at(5)) for _ in range(4)]
     assert [len(each) for each in calls] == [4, 4, 2, 0]
     assert [lease.queue for call in calls for _, lease in call] == queues
-    table._check()
+    check(table)
 
 
 def test_expiry_follows_renewal_and_release() -> None:
@@ -377,7 +378,7 @@ def test_an_owner_that_locks_again_while_its_old_leases_are_freed_keeps_the_new_
     assert epoch_of(new.granted[0]) > max(lease.epoch for lease in old.granted)
     rows = [*freeing]
     assert {row.queue for row in rows if row is not None} == {Q0, Q1}
-    table._check()
+    check(table)
     assert table.count("g") == 1
     assert table.keep_alive("A", new.serial, now=at(1))
     assert [lease.queue for _, lease in shortened(table, "A", grace=at(1), now=at(1))] == [Q0]
@@ -506,7 +507,7 @@ class LockTableMachine(RuleBasedStateMachine):
 
     @invariant()
     def indexes_agree(self) -> None:
-        self.table._check()
+        check(self.table)
 
     def _persist(self, rows: tuple[SavedLease, ...] | list[SavedLease]) -> None:
         self.disk.update({(row.group, row.queue): row for row in rows})

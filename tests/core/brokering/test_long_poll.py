@@ -4,6 +4,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from tests.core.brokering.consistency import check
 
 from lanemq.core.brokering.long_poll import LongPolls
 from lanemq.model.units import Millis, QueueOffset
@@ -170,7 +171,7 @@ class LongPollMachine(RuleBasedStateMachine):
     def deadline_is_the_earliest(self) -> None:
         earliest = min((deadline for *_, deadline in self.waiting.values()), default=None)
         assert self.polls.next_deadline() == earliest
-        self.polls._check()
+        check(self.polls)
 
     def _answered(self, answered: list[int], expected: set[int]) -> None:
         assert sorted(answered) == sorted(expected)

@@ -2,6 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.core.brokering.consistency import check
 
 from lanemq.core.brokering.quotas import GroupUse, OverQuota, Quota, Quotas
 from lanemq.model.units import Millis
@@ -42,7 +43,7 @@ def test_sums_are_those_of_the_names(steps: list[tuple[bool, str, str, int]]) ->
             assert quotas.add(Quota.LEASES, party, name, count) == expected
         else:
             quotas.let_go(Quota.LEASES, name, count)
-        quotas._check()
+        check(quotas)
 
 
 def test_the_longest_unused_groups_come_first() -> None:

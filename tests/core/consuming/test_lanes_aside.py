@@ -479,3 +479,54 @@ def test_an_answer_from_before_a_reset_changes_nothing_after_it() -> None:
     assert scheduler[Q].committable == 0
     fail(scheduler)
     assert one(scheduler) == asked
+
+
+def with_redriven(*messages: M) -> tuple[LaneScheduler[M], LaneRun[M]]:
+    """A held lane whose first messages the broker gave back, and their run."""
+    scheduler = held()
+    set_aside(scheduler)
+    later(scheduler)
+    give(scheduler, *messages, status=LaneStatus.HELD)
+    taken = later(scheduler)
+    assert taken is not None
+    return scheduler, taken
+
+
+def test_a_failure_while_another_is_reported_is_reported_too() -> None:
+    scheduler, failing = with_redriven(M(0, "k"))
+    scheduler.finish(failing, FAILED, now=Millis(1_000), reason="second")
+    second = one(scheduler)
+    failing_again = later(scheduler, 2_000)
+    assert failing_again is not None
+    scheduler.finish(failing_again, FAILED, now=Millis(2_000), reason="third")
+    answer(scheduler, second, LaneStatus.HELD)
+    assert one(scheduler) == ParkRequest("k", (), Failure("third", 3), failed_again=0, held=True)
+
+
+def test_what_is_done_while_a_report_is_under_way_is_reported_next() -> None:
+    scheduler, running = with_redriven(M(0, "k"), M(1, "k"))
+    running.done = 1
+    assert scheduler.note_progress(running)
+    report = one(scheduler)
+    scheduler.finish(running, DONE, now=Millis(1_000))
+    answer(scheduler, report, LaneStatus.HELD)
+    assert one(scheduler) == NextRequest("k", 1)
+
+
+def test_fetched_messages_that_were_discarded_before_they_could_run_do_not_run() -> None:
+    scheduler = parked()
+    store(scheduler)
+    reconcile(scheduler, REDRIVEN)
+    give(scheduler, M(0, "k"))
+    reconcile(scheduler, REDRIVEN._replace(first=1))
+    assert run(scheduler) is None
+    assert one(scheduler) == NextRequest("k", -1)
+
+
+def test_before_a_reset_only_what_is_done_below_the_new_offset_is_reported() -> None:
+    scheduler, running = with_redriven(M(0, "k"), M(1, "k"))
+    scheduler.finish(running, DONE, now=Millis(1_000))
+    lanes = lanes_of(scheduler)
+    assert lanes.last_reports(1) == [NextRequest("k", 0, wanted=0)]
+    assert lanes.last_reports(9) == [NextRequest("k", 1, wanted=0)]
+    assert lanes.last_reports(0) == []

@@ -90,5 +90,5 @@ def test_a_message_that_arrives_during_a_run_waits_behind_what_returns() -> None
     taken = home.take(lane, 32)
     lane.run = LaneRun(Q, "a", tuple(taken), 1, 1, home, 0, lane)
     home.put([Msg(2, "a")], QueueOffset(3))
-    assert home.settle(lane, 1, commit=True)
+    assert home.end_run(lane, 1, commit=True)
     assert [message.queue_offset for message in home.take(lane, 32)] == [1, 2]

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lanemq.core.consuming.repeats import SeenStamps
+from lanemq.model.log_marks import LastStamp
 from lanemq.model.stamp import Stamp
 
 
@@ -59,3 +60,26 @@ def test_every_message_is_kept_exactly_once(sends: list[tuple[str, int]]) -> Non
         log += [Stamp(producer, 1, numbers[producer])] * times
         numbers[producer] += 1
     assert [log[offset] for offset in kept(log)] == list(dict.fromkeys(log))
+
+
+def test_what_former_owners_have_read_makes_late_copies_repeats() -> None:
+    seen = SeenStamps([LastStamp("p", 1, 9, 90)])
+    assert seen.is_repeat(Stamp("p", 1, 4), 95)
+    assert not seen.is_repeat(Stamp("p", 1, 8), 80)  # unfinished, and read again at its own offset
+    assert seen.is_repeat(Stamp("p", 1, 8), 85)
+    assert not seen.is_repeat(Stamp("p", 1, 10), 96)
+
+
+def test_the_newest_stamps_are_reported_once_and_again_if_the_report_may_be_lost() -> None:
+    seen = SeenStamps([LastStamp("q", 1, 1, 1)])
+    for number in range(3):
+        seen.is_repeat(Stamp("p", 1, number), number)
+    first = seen.unreported()
+    assert first == (LastStamp("p", 1, 2, 2),)
+    seen.is_repeat(Stamp("p", 1, 3), 3)
+    seen.reported(first)
+    assert seen.unreported() == (LastStamp("p", 1, 3, 3),)
+    seen.reported(seen.unreported())
+    assert not seen.unreported()
+    seen.report_again()
+    assert seen.unreported() == (LastStamp("p", 1, 3, 3),)

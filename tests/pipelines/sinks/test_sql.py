@@ -138,6 +138,11 @@ BY_NAME = t.StructType([t.StructField("id", t.StringType(), False), *CHANGES.fie
 LOOSE = "CREATE COLLATION {schema}.loose (provider = icu, locale = 'und-u-ks-level2', deterministic = false)"
 
 
+def named_rows(*keys: str) -> TableRows:
+    rows = [{"id": key, "text": key, "_sequence": 1, "_deleted": False} for key in keys]
+    return TableRows(BY_NAME, pa.Table.from_pylist(rows, schema=arrow_schema(BY_NAME)))
+
+
 @pytest.mark.parametrize("index", [False, True], ids=["column", "index"])
 @both
 def test_a_key_that_compares_loosely_is_refused_at_open(target: Any, index: bool) -> None:
@@ -159,9 +164,7 @@ def test_a_key_that_compares_exactly_is_accepted(target: Any) -> None:
     name = "rows" if isinstance(target, SqliteTarget) else f"{target.schema}.rows"
     target.ask(f"CREATE TABLE {name} (id TEXT, text TEXT, _sequence BIGINT, _deleted BOOLEAN)")
     target.ask(f"CREATE UNIQUE INDEX by_id ON {name} (id)")
-    rows = [{"id": key, "text": key, "_sequence": 1, "_deleted": False} for key in ("a", "A")]
-    table = TableRows(BY_NAME, pa.Table.from_pylist(rows, schema=arrow_schema(BY_NAME)))
-    target.opened(schema=BY_NAME, how=KEYED).write(table, named(1, 0))
+    target.opened(schema=BY_NAME, how=KEYED).write(named_rows("a", "A"), named(1, 0))
     assert target.changed() == {"a": "a", "A": "A"}
 
 
@@ -190,6 +193,35 @@ def test_a_table_that_another_program_changes_during_a_run_is_refused(
     with pytest.raises((InvalidOption, StateLost), match=said):
         sink._commit(named(1, 1), sink._opened(), 0, lambda _: 0) if staged else sink.write(rows, named(1, 1))
     assert columns is None or target.ask(f"SELECT * FROM {name}") == []
+
+
+REINDEXED = [
+    ("CREATE UNIQUE INDEX other ON {name} (id COLLATE {loose})", r"id of table .*rows compares texts loosely"),
+    (None, r"cannot be merged by id; is it unique\?"),
+]
+
+
+@pytest.mark.parametrize(("index", "said"), REINDEXED, ids=["loose", "none"])
+@both
+def test_a_unique_index_that_another_program_changes_during_a_run_is_refused(
+    target: Any, index: str | None, said: str
+) -> None:
+    """A loose one would make one row of "a" and "A", without a word."""
+    name, loose = "rows", "NOCASE"
+    if isinstance(target, PostgresTarget):
+        name, loose = f"{target.schema}.rows", f"{target.schema}.loose"
+        target.ask(LOOSE.format(schema=target.schema))
+    target.ask(f"CREATE TABLE {name} (id TEXT, text TEXT, _sequence BIGINT, _deleted BOOLEAN)")
+    target.ask(f"CREATE UNIQUE INDEX by_id ON {name} (id)")
+    sink = target.opened(schema=BY_NAME, how=KEYED)
+    assert sink.write(named_rows("a"), named(1, 0))
+    target.ask(f"DROP INDEX {name.replace('rows', 'by_id')}")
+    if index is not None:
+        target.ask(index.format(name=name, loose=loose))
+    for _ in range(2):
+        with pytest.raises(InvalidOption, match=said):
+            sink.write(named_rows("A"), named(1, 1))
+    assert target.changed() == {"a": "a"}
 
 
 @both

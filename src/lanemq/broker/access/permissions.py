@@ -195,6 +195,7 @@ _OPEN = frozenset(
         RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER,
         RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS,
         RequestCode.GET_KV_CONFIG,
+        RequestCode.GET_KVLIST_BY_NAMESPACE,
         RequestCode.CHECK_CLIENT_CONFIG,
     }
 )

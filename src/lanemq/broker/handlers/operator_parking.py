@@ -14,6 +14,7 @@ import msgspec
 
 from lanemq.broker.context import GroupContext
 from lanemq.broker.dispatch import Handler, answer, answer_error, answer_saved
+from lanemq.broker.group_rules import answer_offsets
 from lanemq.broker.long_answers import LongAnswers, Steps
 from lanemq.broker.storage.progress_keeper import Records
 from lanemq.core.brokering.queue_progress import LaneName, ParkedLane, QueueProgress
@@ -23,7 +24,7 @@ from lanemq.model.keys import shown_key
 from lanemq.net.peer import Peer
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
-from lanemq.wire.lane_bodies import LaneBody, NextOffsets, ParkedLaneBody, ParkedResult, ParkedTable
+from lanemq.wire.lane_bodies import LaneBody, ParkedLaneBody, ParkedResult, ParkedTable
 
 log = logging.getLogger(__name__)
 
@@ -104,11 +105,11 @@ class OperatorParkingHandler:
         """Show messages from an offset on: from the log in slices, or copies of them from the store."""
         offsets = lane.offsets.from_offset(start, MAX_SHOWN)
         if not self._parts.queue_log.has_records:
-            answer(peer, request, {}, NextOffsets(offsets=offsets).encode())
+            self._keeper.copies(lane, offsets, partial(answer_offsets, peer, request, offsets, {}))
             return
         below, _ = self._parts.queue_log.bounds(lane.name.queue)
 
-        def found(records: Records, error: StorageError | None) -> None:
+        def answer_with(records: Records, error: StorageError | None) -> None:
             if error is not None:
                 answer_error(peer, request, error)
             elif not records:
@@ -117,7 +118,7 @@ class OperatorParkingHandler:
                 answer(peer, request, {}, b"".join(records.values()))
 
         if offsets and offsets[0] < below:
-            self._keeper.find(lane.name, offsets, MAX_SHOWN_BYTES, found)
+            self._keeper.find(lane.name, offsets, MAX_SHOWN_BYTES, answer_with)
         else:
             self._answers.begin(peer, request, self._show_steps(lane, offsets))
 
@@ -131,11 +132,11 @@ class OperatorParkingHandler:
 
     def _redrive(self, peer: Peer, request: Command) -> None:
         progress, lane = self._one(LaneBody.of_request(request.body))
-        name, given = lane.name, lane.offsets.from_offset(lane.first, MAX_GIVEN)
+        name, offsets = lane.name, lane.offsets.from_offset(lane.first, MAX_GIVEN)
         changed = progress.redrive(name.key)
         if changed:
             log.info("group %s: key %s of %s is redriven", name.group, shown_key(name.key), _shown(name))
-        stored = partial(self._parts.recording.redriven, name, given[0], given[-1])
+        stored = partial(self._parts.recording.redriven, name, offsets[0], offsets[-1])
         self._save(peer, request, lane, int(changed), stored)
 
     def _discard(self, peer: Peer, request: Command) -> None:
@@ -165,16 +166,16 @@ class OperatorParkingHandler:
         if not (wanted.group and wanted.topic) or wanted.any_key:
             raise BrokerRefused(ResponseCode.INVALID_PARAMETER, "a lane is named by its group, its topic and its key")
         parked = [progress for progress in self._parts.progress.parked() if _matches(progress, wanted)]
-        found = {progress: progress.lanes[wanted.key] for progress in parked if wanted.key in progress.lanes}
-        if not found:
+        lanes = {progress: progress.lanes[wanted.key] for progress in parked if wanted.key in progress.lanes}
+        if not lanes:
             what = "without a key" if wanted.key is None else f"of key {wanted.key!r}"
             raise BrokerRefused(
                 ResponseCode.QUERY_NOT_FOUND, f"group {wanted.group} has no parked lane {what} in topic {wanted.topic}"
             )
-        if len(found) > 1:
-            queues = ", ".join(map(str, sorted(progress.queue for progress in found)))
+        if len(lanes) > 1:
+            queues = ", ".join(map(str, sorted(progress.queue for progress in lanes)))
             raise BrokerRefused(ResponseCode.INVALID_PARAMETER, f"that lane exists in queues {queues}: name one")
-        return found.popitem()
+        return lanes.popitem()
 
 
 def _sort_key(name: LaneName) -> SortKey:

@@ -8,8 +8,8 @@ import logging
 from functools import partial
 
 from lanemq.broker.context import GroupContext
-from lanemq.broker.dispatch import Handler, answer, answer_code, answer_error, answer_saved
-from lanemq.broker.group_rules import ownership
+from lanemq.broker.dispatch import Handler, answer, answer_error, answer_saved
+from lanemq.broker.group_rules import answer_offsets, ownership
 from lanemq.broker.storage.progress_keeper import Records, Saved
 from lanemq.core.brokering.lock_table import Current
 from lanemq.core.brokering.queue_progress import LaneName, ParkedLane, QueueProgress
@@ -24,7 +24,7 @@ from lanemq.net.rate_limited_log import FewLines
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import ParkHeader, ParkNextResponse
-from lanemq.wire.lane_bodies import NextBody, NextOffsets, ParkAnswer, ParkBody
+from lanemq.wire.lane_bodies import NextBody, ParkAnswer, ParkBody
 
 log = logging.getLogger(__name__)
 
@@ -50,8 +50,6 @@ class OwnerParkingHandler:
 
     def _park(self, peer: Peer, request: Command) -> None:
         progress = self._owned(peer, request)
-        if progress is None:
-            return
         body = ParkBody.of_request(request.body)
         asked, name = _checked(body), LaneName(progress.group, progress.queue, body.key)
         attempts = min(max(0, body.attempts), MAX_ATTEMPTS)
@@ -87,8 +85,6 @@ class OwnerParkingHandler:
 
     def _next(self, peer: Peer, request: Command) -> None:
         progress = self._owned(peer, request)
-        if progress is None:
-            return
         body = NextBody.of_request(request.body)
         name = LaneName(progress.group, progress.queue, body.key)
         give = partial(self._give, peer, request, name, min(max(body.wanted, 0), MAX_GIVEN))
@@ -112,10 +108,10 @@ class OwnerParkingHandler:
         offsets = lane.offsets.from_offset(lane.first, wanted)
         if not self._parts.queue_log.has_records:
             self._parts.recording.redriven(name, offsets[0], offsets[-1])
-            answer(peer, request, ext, NextOffsets(offsets=offsets).encode())
+            self._keeper.copies(lane, offsets, partial(answer_offsets, peer, request, offsets, ext))
             return
 
-        def found(records: Records, error: StorageError | None) -> None:
+        def answer_with(records: Records, error: StorageError | None) -> None:
             if error is not None:
                 answer_error(peer, request, error)
             elif not records:
@@ -126,7 +122,7 @@ class OwnerParkingHandler:
                 self._parts.recording.redriven(name, offsets[0], max(records))
                 answer(peer, request, ext, b"".join(records.values()))
 
-        self._keeper.find(name, offsets, MAX_GIVEN_BYTES, found)
+        self._keeper.find(name, offsets, MAX_GIVEN_BYTES, answer_with)
 
     def _skip(self, name: LaneName, through: int, then: Saved) -> None:
         """Removes messages of which no intact record is left, as a pull skips them."""
@@ -142,8 +138,8 @@ class OwnerParkingHandler:
         lane = self._keeper.lane(name)
         return lane is not None and lane.first == offset
 
-    def _owned(self, peer: Peer, request: Command) -> QueueProgress | None:
-        """The progress that a request concerns; None, and refused, if its sender does not own the queue."""
+    def _owned(self, peer: Peer, request: Command) -> QueueProgress:
+        """The progress that a request concerns; raises if its sender does not own the queue."""
         header = ParkHeader.from_ext(request.ext)
         check_group(header.consumer_group)
         queue = self._parts.queues.existing(header.topic, header.broker_name, header.queue_id)
@@ -151,8 +147,7 @@ class OwnerParkingHandler:
             return self._parts.progress.at(header.consumer_group, queue)
         self._parts.counters.refused_parks += 1
         remark = f"queue {queue.queue_id} of {queue.topic} was granted to another member; it decides about the lane"
-        answer_code(peer, request, ResponseCode.LEASE_REFUSED, remark)
-        return None
+        raise BrokerRefused(ResponseCode.LEASE_REFUSED, remark)
 
 
 def _checked(body: ParkBody) -> list[int]:

@@ -122,7 +122,7 @@ class ProgressHandler:
         answer(peer, request, {}, body.encode())
 
     def _narrower(self, group: str, topic: str) -> int | UnsetType:
-        """How many members have fewer tags than others, if there are such."""
+        """How many members have fewer tags than others; unset if all have the same."""
         return self._parts.members.narrower(group, topic) or UNSET
 
     def _groups_of_topic(self, peer: Peer, request: Command) -> None:

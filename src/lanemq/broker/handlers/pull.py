@@ -16,9 +16,9 @@ from lanemq.broker.context import BrokerContext
 from lanemq.broker.dispatch import Handler, answer_code, answer_error
 from lanemq.broker.group_rules import ownership
 from lanemq.core.brokering.lock_table import Stale, Unowned
+from lanemq.core.brokering.members.tag_filters import Tags, contains, shown
 from lanemq.core.brokering.queue_progress import OFFSET_BYTES, QueueProgress, ResetState, kind_of
 from lanemq.core.brokering.quotas import Quota
-from lanemq.core.brokering.tag_filters import Tags, contains, shown
 from lanemq.core.brokering.topic_table import Permission
 from lanemq.log.reading import ReadResult, ReadStatus
 from lanemq.model.errors import BrokerBusy, BrokerRefused, LaneError, NotAllowed, StillRebuilding, TopicNotFound
@@ -166,13 +166,15 @@ class PullHandler:
             max_bytes,
             in_parts=bool(header.lane_parts and header.lane_epoch),
         )
-        if not self._may_pull(pull):
-            return
+        self._check_owner(pull)
+        self._check_filter(pull)
         if header.sys_flag & PULL_COMMIT_OFFSET:
             if self._progress(header).offset is None:
                 self._parts.charges.must_grow(Quota.OFFSETS, peer, request, header.consumer_group, OFFSET_BYTES)
             self._commit(pull)
-        if self._was_moved(pull):
+        reset_to = self._reset_to(pull)
+        if reset_to is not None:
+            self._answer_reset(pull, reset_to)
             return
         try:
             result = self._read(pull)
@@ -231,34 +233,31 @@ class PullHandler:
         _refuse_filter(known.expression_type)
         return known.tag_codes or None
 
-    def _may_pull(self, pull: _Pull) -> bool:
+    def _check_owner(self, pull: _Pull) -> None:
+        """Refuse a stale owner. A stock client has no epoch: it is counted, and answered as RocketMQ does."""
         header = pull.header
         queue = self._parts.queues.named(header.topic, None, header.queue_id)
         verdict = ownership(self._parts, pull.peer, header.consumer_group, queue, header)
         if not isinstance(verdict, Stale):
-            return pull.filter is None or self._skips_nothing(pull, pull.filter)
+            return
         self._parts.counters.stale_pulls += 1
-        if header.lane_epoch is None:
-            return True  # a stock client has no epoch: counted, and answered as RocketMQ does
-        remark = f"queue {header.queue_id} of {header.topic} belongs to {verdict.holder or 'no member'} now"
-        answer_code(pull.peer, pull.request, ResponseCode.LEASE_REFUSED, remark)
-        return False
+        if header.lane_epoch is not None:
+            remark = f"queue {header.queue_id} of {header.topic} belongs to {verdict.holder or 'no member'} now"
+            raise BrokerRefused(ResponseCode.LEASE_REFUSED, remark)
 
-    def _skips_nothing(self, pull: _Pull, wanted: Tags) -> bool:
+    def _check_filter(self, pull: _Pull) -> None:
         """Refuse a pull that may skip messages which another member of the group selects.
 
         The member gives its queues of the topic back, as soon as it knows of the other one.
         """
-        group, topic = pull.header.consumer_group, pull.header.topic
-        widest = self._parts.members.widest(group, topic)
-        if widest is None or contains(wanted, widest):
-            return True
-        remark = (
-            f"another member of group {group} reads {topic} with tags {shown(widest)!r}: a member with "
-            f"{shown(wanted)!r} would skip its messages, and gets no queue of the topic until it has left"
-        )
-        answer_code(pull.peer, pull.request, ResponseCode.SUBSCRIPTION_NOT_LATEST, remark)
-        return False
+        group, topic, tags = pull.header.consumer_group, pull.header.topic, pull.filter
+        widest = None if tags is None else self._parts.members.widest(group, topic)
+        if tags is not None and widest is not None and not contains(tags, widest):
+            raise BrokerRefused(
+                ResponseCode.SUBSCRIPTION_NOT_LATEST,
+                f"another member of group {group} reads {topic} with tags {shown(widest)!r}: a member with "
+                f"{shown(tags)!r} would skip its messages, and gets no queue of the topic until it has left",
+            )
 
     def _commit(self, pull: _Pull) -> None:
         header = pull.header
@@ -341,21 +340,25 @@ class PullHandler:
             self._parts.charges.give_back(Quota.HELD_PULLS, pull.peer, pull.weight)
 
     def _answer_now(self, pull: _Pull) -> bool:
-        """Answer a pull, or a part of it; whether it is held for another part."""
-        if not self._may_pull(pull):
-            return False
+        """Answer a pull, or a part of it; returns whether it is held for another part."""
+        self._check_owner(pull)
+        self._check_filter(pull)
         if pull.topic_deleted or self._parts.topics.get(pull.header.topic) is None:
             ext = PullResponse(next_begin_offset=0, min_offset=0, max_offset=0).to_ext()
             answer_code(pull.peer, pull.request, ResponseCode.PULL_OFFSET_MOVED, "the topic was deleted", ext)
-        elif pull.peer.reads_slowly:
+            return False
+        if pull.peer.reads_slowly:
             # The client does not read its earlier answers: it gets the data when it asks again.
-            self._empty(pull)
-        elif not self._was_moved(pull):
-            result = self._read(pull)
-            more = pull.in_parts and self._hold_again(pull, result)
-            self._answer(pull, result, more=more)
-            return more
-        return False
+            self._answer_nothing(pull, pull.offset, ResponseCode.PULL_NOT_FOUND, "read your answers faster")
+            return False
+        reset_to = self._reset_to(pull)
+        if reset_to is not None:
+            self._answer_reset(pull, reset_to)
+            return False
+        result = self._read(pull)
+        more = pull.in_parts and self._hold_again(pull, result)
+        self._answer(pull, result, more=more)
+        return more
 
     def _hold_again(self, pull: _Pull, result: ReadResult) -> bool:
         """Hold a pull whose answer comes in parts, behind the messages of this part; False if this is the last one.
@@ -380,19 +383,21 @@ class PullHandler:
         offset = QueueOffset(pull.offset)
         return self._parts.polls.hold(pull, header.topic, header.queue_id, offset, pull.tags, pull.deadline)
 
-    def _empty(self, pull: _Pull) -> None:
-        offset = pull.offset
-        low, high = self._parts.store.bounds(pull.header.topic, pull.header.queue_id)
-        ext = PullResponse(next_begin_offset=offset, min_offset=low, max_offset=high).to_ext()
-        answer_code(pull.peer, pull.request, ResponseCode.PULL_NOT_FOUND, "read your answers faster", ext)
-
     def _answer(self, pull: _Pull, result: ReadResult, *, more: bool = False) -> None:
         ext = PullResponse.ext_of(result.next_offset, result.min_offset, result.max_offset, more=more)
         code = _CODES[result.status]
         answer_code(pull.peer, pull.request, code, result.status.value, ext, result.data)
 
-    def _was_moved(self, pull: _Pull) -> bool:
-        """Whether a reset of the group is pending; if so, the pull is answered with the new offset."""
+    def _answer_reset(self, pull: _Pull, offset: int) -> None:
+        self._answer_nothing(pull, offset, ResponseCode.PULL_OFFSET_MOVED, "the offset was reset")
+
+    def _answer_nothing(self, pull: _Pull, next_offset: int, code: ResponseCode, remark: str) -> None:
+        low, high = self._parts.store.bounds(pull.header.topic, pull.header.queue_id)
+        ext = PullResponse(next_begin_offset=next_offset, min_offset=low, max_offset=high).to_ext()
+        answer_code(pull.peer, pull.request, code, remark, ext)
+
+    def _reset_to(self, pull: _Pull) -> QueueOffset | None:
+        """The new offset if a reset of the group is pending; this pull is how the owner learns of it."""
         header, parts = pull.header, self._parts
         progress = self._progress(header)
         waits = parts.recording.on and progress.reset is not ResetState.NONE
@@ -402,14 +407,9 @@ class PullHandler:
             decides=not header.sys_flag & PULL_SUSPEND,
             commits=bool(header.lane_epoch),
         )
-        if offset is None:
-            if waits:  # may be a new member, which never was at another offset
-                parts.recording.arrived(progress.group, progress.queue, pull.offset)
-            return False
-        low, high = self._parts.store.bounds(header.topic, header.queue_id)
-        ext = PullResponse(next_begin_offset=offset, min_offset=low, max_offset=high).to_ext()
-        answer_code(pull.peer, pull.request, ResponseCode.PULL_OFFSET_MOVED, "the offset was reset", ext)
-        return True
+        if offset is None and waits:  # may be a new member, which never was at another offset
+            parts.recording.arrived(progress.group, progress.queue, pull.offset)
+        return offset
 
 
 def _is_of(header: PullHeader, group: str, queues: Container[tuple[str, int]]) -> bool:

@@ -44,7 +44,7 @@ class QueryHandler:
     def __init__(self, parts: BrokerContext) -> None:
         self._parts = parts
         self._searches = FairQueue[_Search]()
-        """Those that wait."""
+        """The searches that wait for the one that runs."""
         self._searching = False
 
     def table(self) -> dict[int, Handler]:
@@ -71,7 +71,7 @@ class QueryHandler:
         limit = MAX_FOUND_BY_ID if header.by_unique_id else max(1, min(header.max_num, MAX_FOUND))
         begin, end = header.begin_timestamp, header.end_timestamp
 
-        def found(records: list[bytes] | None, error: StorageError | None) -> None:
+        def answer_with(records: list[bytes] | None, error: StorageError | None) -> None:
             self._parts.charges.give_back(Quota.SEARCHES, peer)
             if error is not None:
                 answer_error(peer, request, error)
@@ -90,20 +90,20 @@ class QueryHandler:
                 answer(peer, request, ext, b"".join(records))
 
         self._parts.charges.take(Quota.SEARCHES, peer, request)
-        search = _Search(lambda: self._parts.store.query(header.topic, header.key, limit, begin, end), found)
+        search = _Search(lambda: self._parts.store.query(header.topic, header.key, limit, begin, end), answer_with)
         self._searches.add(self._parts.charges.party(peer, request), peer.number, search)
         self._next_search()
 
     def _next_search(self) -> None:
-        """Give the next search to its thread, one at a time, so that the others wait where turns are taken."""
+        """Start the next search unless one runs. The others wait in the fair queue, not at the thread."""
         search = None if self._searching else self._searches.next()
         if search is None:
             return
         self._searching = True
 
-        def found(records: list[bytes] | None, error: StorageError | None) -> None:
+        def ended(records: list[bytes] | None, error: StorageError | None) -> None:
             self._searching = False
             self._next_search()
             search.found(records, error)
 
-        self._parts.search_thread.submit(search.look, found)
+        self._parts.search_thread.submit(search.look, ended)

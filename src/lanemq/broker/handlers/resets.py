@@ -4,7 +4,7 @@ A reset works whether or not the group has members: the stored offset is replace
 ignored, and pulls of each queue, held ones included, are answered "offset moved" until a member pulls from there.
 """
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 
 from lanemq.broker.context import GroupContext
 from lanemq.broker.dispatch import Handler, answer_saved
@@ -29,7 +29,7 @@ class ResetHandler:
     """Requests 222, 307, 4208 and 4209."""
 
     def __init__(
-        self, parts: GroupContext, moved: Callable[[str, Container[tuple[str, int]]], None], answers: LongAnswers
+        self, parts: GroupContext, moved: Callable[[str, Set[tuple[str, int]]], None], answers: LongAnswers
     ) -> None:
         """`moved` is called with the group and the queues (topic, number) of every reset."""
         self._parts = parts
@@ -76,8 +76,8 @@ class ResetHandler:
     def _change(
         self, peer: Peer, request: Command, header: ResetOffsetHeader, group: str, targets: Mapping[MessageQueue, int]
     ) -> None:
-        found = [(self._parts.progress.at(group, queue), offset) for queue, offset in targets.items()]
-        new = sum(progress.offset is None for progress, _ in found)
+        pairs = [(self._parts.progress.at(group, queue), offset) for queue, offset in targets.items()]
+        new = sum(progress.offset is None for progress, _ in pairs)
         if new:
             self._parts.charges.must_grow(Quota.OFFSETS, peer, request, group, new * OFFSET_BYTES)
         self._parts.charges.take(Quota.ROWS, peer, request)
@@ -85,7 +85,7 @@ class ResetHandler:
         # One whose lease has expired continues where it was if no other got the queue, and would undo the reset.
         online = self._parts.locks.has_owner(group) or bool(self._parts.members.members(group))
         # Without force, a reset only goes back.
-        moved = [each for each in found if header.is_force or each[1] <= (each[0].offset or 0)]
+        moved = [each for each in pairs if header.is_force or each[1] <= (each[0].offset or 0)]
         for progress, offset in moved:
             progress.move(QueueOffset(offset), pending=online)
         table = {progress.queue: offset for progress, offset in moved}

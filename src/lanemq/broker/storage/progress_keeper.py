@@ -8,6 +8,7 @@ one repeats the failed changes first, so that the store receives all changes in 
 A record is read from the log, or from its copy in the store if retention has deleted it from the log.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Generator, Sequence
 from typing import TypeAlias
@@ -85,6 +86,13 @@ class ProgressKeeper:
         self._unsaved += [(change, nothing) for change in changes[:-1]]
         self._unsaved += [(change, stored) for change in changes[-1:]]
         self.settled(then)
+
+    async def saved(self, changes: Sequence[ProgressChange]) -> None:
+        """Save changes, and wait until they are on disk; raises if they could not be written."""
+        done: asyncio.Future[StorageError | None] = asyncio.get_running_loop().create_future()
+        self.save(changes, done.set_result)
+        if (error := await done) is not None:
+            raise error
 
     def save_lane(
         self,
@@ -175,6 +183,18 @@ class ProgressKeeper:
         def read(rows: list[tuple[int, bytes]] | None, error: StorageError | None) -> None:
             records = dict(rows or ())
             then({} if error is not None else in_one_piece(_fitting(name, copied, records.get, max_bytes)), error)
+
+        self._thread.submit(lambda: self._store.copies(name, copied[0], len(copied)), read)
+
+    def copies(self, lane: ParkedLane, offsets: Sequence[int], then: RecordsRead) -> None:
+        """Calls `then` with the copies of records at these offsets of a lane, at once if there are none."""
+        name, copied = lane.name, [offset for offset in offsets if offset <= lane.copied]
+        if not copied:
+            then({}, None)
+            return
+
+        def read(rows: list[tuple[int, bytes]] | None, error: StorageError | None) -> None:
+            then({offset: record for offset, record in rows or () if offset in copied}, error)
 
         self._thread.submit(lambda: self._store.copies(name, copied[0], len(copied)), read)
 

@@ -22,7 +22,7 @@ from lanemq.clock import SystemClock
 from lanemq.model.names import RETRY_PREFIX
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
-from lanemq.wire.lane_bodies import CoordinateAnswer, FrontClientBody
+from lanemq.wire.lane_bodies import CompareAnswer, CoordinateAnswer, FrontClientBody
 from lanemq.wire.lane_fields import FRONT_SUFFIX
 
 if TYPE_CHECKING:
@@ -164,11 +164,13 @@ def describe(name: str, server: str, as_json: bool) -> None:
             "clients": fronts,
             "subscriptions": dict(found.subscriptions),
             "queues": [each.document() for each in queues],
+            "coordinator": found.coordinator or None,
             "note": found.note,
         },
         f"group {name}: {plural(len(found.members), 'member')}"
         + ("" if found.broadcasting else f", lag {plural(found.lag, 'message')}")
-        + (f", the oldest is {duration_text(oldest)} old" if oldest is not None else ""),
+        + (f", the oldest is {duration_text(oldest)} old" if oldest is not None else "")
+        + (f", coordinated by {found.coordinator}" if found.coordinator else ""),
         _grid_of_queues(
             _COLUMNS,
             [_row(each) for each in queues],
@@ -203,7 +205,7 @@ def _grid_of_clients(clients: Sequence[FrontClientBody]) -> Grid:
 
 @group.command()
 @click.argument("group")
-@click.argument("topic")
+@click.option("--topic", required=True, help="Topic whose offsets are reset.")
 @click.option(
     "--to",
     required=True,
@@ -217,7 +219,7 @@ def _grid_of_clients(clients: Sequence[FrontClientBody]) -> Grid:
 def reset(
     group: str, topic: str, to: str, number: int | None, dry_run: bool, yes: bool, server: str, as_json: bool
 ) -> None:
-    """Reset the offsets of GROUP in TOPIC.
+    """Reset the offsets of GROUP in a topic.
 
     Moving back repeats messages, moving forward skips messages. A reset forgets what the group has finished above its
     offset, so those messages are repeated too. What you confirm is what is done: if the group or the topic changed in
@@ -246,16 +248,23 @@ def reset(
 @group.command()
 @click.argument("name")
 @click.option("--out", is_flag=True, help="Move the group from the coordinator back to the brokers.")
+@click.option("--confirm-queues", "confirms", is_flag=True, help="Let new queues of the group's topics get owners.")
 @click.option("--dry-run", is_flag=True, help="Only show what would happen.")
 @YES
 @asks_server
-def coordinate(name: str, out: bool, dry_run: bool, yes: bool, server: str, as_json: bool) -> None:
+def coordinate(name: str, out: bool, confirms: bool, dry_run: bool, yes: bool, server: str, as_json: bool) -> None:
     """Move a group of an Apache cluster to its coordinator, or back (--out).
 
     The group continues at the same offsets. Stop its members first, and start them again afterwards: LaneMQ's members
     find the coordinator by themselves. Other members get no messages of a coordinated group.
+
+    Queues that are added to a topic later get no owner until you confirm them (--confirm-queues), because keys may
+    have moved there: wait until the older messages of these keys are done.
     """
     with CoordinatedAdmin(server) as admin:
+        if confirms:
+            _confirm_queues(admin, name, dry_run=dry_run, yes=yes, as_json=as_json)
+            return
         plan = admin.move(name, out=out)
         if plan.problems or plan.moved:
             why = "; ".join(plan.problems) or "it is coordinated already"
@@ -270,10 +279,54 @@ def coordinate(name: str, out: bool, dry_run: bool, yes: bool, server: str, as_j
     show(as_json, lambda: document, _move_grid(plan))
 
 
+def _confirm_queues(admin: CoordinatedAdmin, name: str, *, dry_run: bool, yes: bool, as_json: bool) -> None:
+    new = admin.confirm_queues(name).queues
+    rows = [(each.topic, each.broker, each.queue_id) for each in new]
+    grid = Grid(("topic", "broker", "queue"), rows, empty="no queue waits for a confirmation")
+    if new and not dry_run:
+        confirm(yes, f"{plural(len(new), 'new queue')} will get owners, in all groups", grid)
+        admin.confirm_queues(name, apply=True)
+    show(as_json, lambda: {"confirmed": bool(new) and not dry_run, "queues": msgspec.to_builtins(new)}, grid)
+
+
 def _move_grid(plan: CoordinateAnswer) -> Grid:
     """Where the group continues, and what brokers will deliver again because they do not keep finished ranges."""
     rows = [(each.topic, each.broker, each.queue_id, each.offset, each.finished) for each in plan.queues]
     return Grid(("topic", "broker", "queue", "offset", "finished above"), rows, empty="the group has no offsets yet")
+
+
+@group.command()
+@click.argument("name")
+@click.option("--drop", is_flag=True, help="Drop the group's progress above the last message that is the same.")
+@YES
+@asks_server
+def compare(name: str, drop: bool, yes: bool, server: str, as_json: bool) -> None:
+    """Compare what a coordinated group has read with what its brokers have.
+
+    A broker that lost the end of its log, or a topic that was created anew, has other messages at offsets that the
+    group has finished. The group stands in such a queue. With --drop it continues there with the first message that
+    may be another one; parked messages above that are lost.
+    """
+    with CoordinatedAdmin(server) as admin:
+        found = admin.compare(name)
+        if drop and found.others:
+            confirm(yes, f"group {name} forgets what it has done from these offsets on", _others_grid(found))
+            found = admin.compare(name, apply=True)
+    if found.problems:
+        raise CliError(f"not all queues of group {name} could be compared: {'; '.join(found.problems)}")
+    dropped = drop and bool(found.others)
+    document = {"compared": found.compared, "others": msgspec.to_builtins(found.others), "dropped": dropped}
+    show(as_json, lambda: document, _others_grid(found))
+
+
+def _others_grid(found: CompareAnswer) -> Grid:
+    rows = [
+        (each.topic, each.broker, each.queue_id, each.offset, each.same_below, each.finished, each.parked)
+        for each in found.others
+    ]
+    columns = ("topic", "broker", "queue", "offset", "same below", "finished above", "parked above")
+    same = f"{plural(found.compared, 'queue')} compared: the brokers have what the group has read"
+    return Grid(columns, rows, empty=same)
 
 
 @group.command()

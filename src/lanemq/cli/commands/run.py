@@ -1,7 +1,8 @@
 """`lanemq run module:app`: the handlers of an app, in one process or in several, restarted when they end or change.
 
 With one worker and without `--reload` the app runs in this process. Otherwise this process only watches: each worker is
-a process of its own and a member of the group, so queues are divided among them as among machines. A worker that ends
+a process of its own and a member of the group, so queues are divided among them as among machines; `monitor=` of the
+app is the one address that answers for all of them (`worker_monitor`). A worker that ends
 is started again, later each time if it keeps ending at once. With `--reload` all workers are replaced when a Python
 file below the folder changes, unless the file has a syntax error.
 
@@ -26,6 +27,7 @@ import click
 
 from lanemq.cli.options import CliError, WrongUsage
 from lanemq.cli.output import log_to_stderr, plural
+from lanemq.cli.worker_monitor import WorkerMonitors
 from lanemq.clock import Clock, SystemClock
 from lanemq.core.backoff import Backoff
 from lanemq.model.errors import LaneError
@@ -150,6 +152,7 @@ class Supervisor:
         self._words = words
         self._workers = [WorkerProcess() for _ in range(count)]
         self._children = ChildProcesses()
+        self._monitors = WorkerMonitors(count)
         self._watched = watched
         self._clock = clock or SystemClock()
         self._woken = threading.Event()
@@ -163,12 +166,15 @@ class Supervisor:
             finally:
                 self._end_all()
                 self._children.close()
+                self._monitors.close()
         return sum(each.process is not None and each.process.returncode not in _ENDED for each in self._workers)
 
     def _watch(self) -> None:
         files = dict(python_files(self._watched))
         while not self._signals:
             self._start_missing()
+            if (address := self._monitors.look()) is not None:
+                click.echo(f"metrics of all workers on http://{address}/metrics", err=True)
             self._woken.wait(LOOK_EVERY)
             now = dict(python_files(self._watched))
             changed, files = differing(files, now), now
@@ -178,8 +184,9 @@ class Supervisor:
             elif changed:
                 click.echo(f"{changed[0]} changed: restarting {plural(len(self._workers), 'worker')}", err=True)
                 self._end_all()
-                for worker in self._workers:
+                for number, worker in enumerate(self._workers):
                     worker.process, worker.start_at = None, 0
+                    self._monitors.ended(number)
 
     def processes(self) -> list[int]:
         """The process ids of the workers that run."""
@@ -191,12 +198,13 @@ class Supervisor:
 
     def _start_missing(self) -> None:
         now = self._clock.now()
-        for worker in self._workers:
+        for number, worker in enumerate(self._workers):
             if worker.process is not None and worker.process.poll() is not None:
                 self._ended(worker, worker.process.pid, worker.process.returncode, now)
+                self._monitors.ended(number)
             if worker.process is None and now >= worker.start_at:
                 worker.started = now
-                worker.process = self._children.start(self._words)
+                worker.process = self._children.start(self._words, {**os.environ, **self._monitors.environment(number)})
 
     def _ended(self, worker: WorkerProcess, pid: int, code: int, now: int) -> None:
         worker.quick_ends = worker.quick_ends + 1 if now - worker.started < STEADY else 0

@@ -104,8 +104,6 @@ _MORE = {
     "max_body_bytes": "Largest message body.",
     "first_request_timeout": "A connection without a request is closed after this time.",
     "max_pending_bytes": "Bytes accepted and not on disk; beyond it senders are answered busy.",
-    "group_expiry": "A group without members and commits is forgotten after this time.",
-    "idle_timeout": "A silent connection is closed after this time.",
     "checkpoint_every": "Time between two writes of indexes and producer stamps.",
 }
 """Options that few brokers change, and that `--help` leaves out: fields of `BrokerOptions`, which say what goes wrong

@@ -9,13 +9,12 @@ import click
 
 from lanemq.cli.listening import cannot_listen, check_can_listen
 from lanemq.cli.output import LogFormat, announce, log_to_stderr
+from lanemq.client.coordination import COORDINATOR_PORT
 from lanemq.client.security import security_of
 from lanemq.coordinator.app import Coordinator
 from lanemq.coordinator.config import CoordinatorOptions
 from lanemq.net.address import parse_address, parse_addresses
 from lanemq.net.fast_loop import fast_loop
-
-DEFAULT_PORT = 9870
 
 
 @click.command()
@@ -23,7 +22,7 @@ DEFAULT_PORT = 9870
 @click.option("--data", type=click.Path(path_type=Path), required=True, help="Data folder; created if it is missing.")
 @click.option(
     "--listen",
-    default=f"127.0.0.1:{DEFAULT_PORT}",
+    default=f"127.0.0.1:{COORDINATOR_PORT}",
     show_default=True,
     metavar="HOST:PORT",
     help="Address to listen on.",
@@ -48,7 +47,7 @@ def coordinator(
     private network.
     """
     log_to_stderr(log_level.upper(), LogFormat.TEXT)
-    address = parse_address(listen, DEFAULT_PORT)
+    address = parse_address(listen, COORDINATOR_PORT)
     options = CoordinatorOptions(parse_addresses(cluster), data, address, advertise, history, security_of())
     check_can_listen(address)
     with asyncio.Runner(loop_factory=fast_loop()) as runner:

@@ -6,6 +6,7 @@ If one part ends, the others are stopped, and the command reports it. If the com
 import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -68,7 +69,10 @@ class UpParts:
     def check(self) -> None:
         """Raises an error if a part has ended."""
         for name, process in self.running.items():
-            if process.poll() is not None:
+            code = process.poll()
+            if code is not None and code < 0:
+                raise CliError(f"the {name} was ended by {signal_name(-code)}; its log is {self.log(name)}")
+            if code is not None:
                 lines = self.log(name).read_text(errors="replace").strip().splitlines()
                 why = lines[-1].removeprefix("Error: ") if lines else f"no output; see {self.log(name)}"
                 raise CliError(f"the {name} ended: {why}")
@@ -85,6 +89,13 @@ class UpParts:
         if "broker" in self.running:
             _wait(self.running["broker"])
         self.children.close()
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
 
 
 def _wait(process: subprocess.Popen[bytes]) -> None:
@@ -111,6 +122,10 @@ def _wait(process: subprocess.Popen[bytes]) -> None:
     help="Address of the console.",
 )  # fmt: skip
 @click.option(
+    "--monitor", metavar="HOST:PORT|off",
+    help="Address of the broker's health checks and metrics. Without it, 127.0.0.1:9880, or none if that is in use.",
+)  # fmt: skip
+@click.option(
     "--grpc", "grpc_at", default="127.0.0.1:8081", show_default=True, metavar="HOST:PORT|off",
     help="Address for RocketMQ 5's gRPC clients; left out if grpcio is not installed, or the default is in use.",
 )  # fmt: skip
@@ -120,6 +135,7 @@ def up(
     data: Path,
     listen: str,
     console_at: str,
+    monitor: str | None,
     grpc_at: str,
     open_page: bool,
     demo: bool,
@@ -142,7 +158,7 @@ def up(
         history = data / "history"
     with _stop_event() as stop:
         try:
-            recorded = [f"--history={history}"] if history is not None else []
+            chosen = [f"--{name}={value}" for name, value in (("history", history), ("monitor", monitor)) if value]
             parts.start(
                 "broker",
                 "lanemq.cli.main",
@@ -151,7 +167,7 @@ def up(
                 str(data / "broker"),
                 "--listen",
                 listen,
-                *recorded,
+                *chosen,
                 *front,
             )
             server = parts.address("broker")
@@ -160,7 +176,7 @@ def up(
             settings = as_arguments(history=history, **console)
             parts.start("console", "lanemq.cli.main", "console", "--server", server, "--listen", console_at, *settings)
             url = parts.address("console")
-            _announce(parts, url, server, grpc_at if front else None)
+            announce(parts, url, server, grpc_at if front else None)
             if open_page:
                 webbrowser.open(url)
             while not stop.wait(0.2):
@@ -189,15 +205,25 @@ def _front_options(listen: str) -> list[str]:
     return [f"--grpc={listen}"] if chosen or find_spec("grpc") is not None else []
 
 
-def _announce(parts: UpParts, url: str, server: str, grpc_at: str | None) -> None:
+def announce(parts: UpParts, url: str, server: str, grpc_at: str | None = None) -> None:
     token = re.search(r"^token for changes: (\S+)", parts.log("console").read_text(), re.MULTILINE)
     click.echo(f"console  {url}")
     click.echo(f"broker   {server}")
     if grpc_at is not None:
         click.echo(f"gRPC     {grpc_at}")
+    click.echo(f"metrics  {_metrics(parts.log('broker').read_text(errors='replace'))}")
     if token:
         click.echo(f"token    {token[1]}  (to sign in, before you change anything)")
     click.echo(f"logs in {parts.folder}; Ctrl-C stops everything")
+
+
+def _metrics(said: str) -> str:
+    """Where the metrics are, as the broker says it in its first line."""
+    if found := re.search(r"monitor on (http://[\w.:\[\]]+)", said):
+        return f"{found[1]}/metrics"
+    if taken := re.search(r"no monitor: (\S+) is in use", said):
+        return f"none: {taken[1]} is in use; choose another address with --monitor"
+    return "off"
 
 
 @contextlib.contextmanager

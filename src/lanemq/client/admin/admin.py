@@ -314,12 +314,24 @@ class Admin(AdminClient):
         """
         check_queue(queue)
         check_whole("offset", offset)
-        update = UpdateOffsetHeader.of(check_group(group), queue, offset)
+        self._store_offset(queue, UpdateOffsetHeader.of(check_group(group), queue, offset))
+
+    def report(self, group: str, queue: MessageQueue, offset: int) -> None:
+        """Stores how far a program has read that is no member of the group, such as a query, to show its lag.
+
+        A LaneMQ broker raises `GroupConflict` for a group that consumers use, and for consumers that join this one.
+        """
+        check_queue(queue)
+        check_whole("offset", offset)
+        header = UpdateOffsetHeader.of(check_group(group), queue, offset)
+        self._store_offset(queue, msgspec.structs.replace(header, lane_report=True))
+
+    def _store_offset(self, queue: MessageQueue, update: UpdateOffsetHeader) -> None:
         master = self._master(queue)
         try:
             self._calls.ask(master, RequestCode.UPDATE_CONSUMER_OFFSET, update)
         except GroupNotFound:
-            body = SubscriptionGroupConfig(group_name=group).encode()
+            body = SubscriptionGroupConfig(group_name=update.consumer_group).encode()
             self._calls.ask(master, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)
             self._calls.ask(master, RequestCode.UPDATE_CONSUMER_OFFSET, update)
 
@@ -437,6 +449,7 @@ class Admin(AdminClient):
             () if broadcasting else tuple(queues[queue] for queue in sorted(queues)),
             note=BROADCASTING_NOTE if broadcasting else "; ".join(dict.fromkeys(notes)),
             broadcasting=broadcasting,
+            coordinator="" if coordinator is None else str(coordinator),
         )
 
     def _coordinated_queues(self, coordinator: Address, group: str) -> dict[MessageQueue, GroupQueue]:
@@ -492,9 +505,7 @@ class Admin(AdminClient):
         check_queue(queue)
         key = None if key is None else key_text(key)
         timeout = seconds("timeout", timeout)
-        address, lane = self._calls.masters().get(queue.broker, (None, False))
-        if (coordinator := self._calls.coordinator_of(group)) is not None:
-            address, lane = coordinator, True
+        address, lane = self._calls.keeper(group, queue.broker)
         if address is None:
             return NoAnswer(f"its owner could not be asked: broker {queue.broker} is away")
         wanted = LaneStateBody(topic=queue.topic, broker=queue.broker, queue_id=queue.queue_id, key=key)
@@ -616,15 +627,16 @@ class Admin(AdminClient):
         return ConsumerConnection.decode(reply.body)
 
     def leases(self, group: str | None) -> tuple[tuple[LeaseView, ...], tuple[str, ...]]:
-        """The leases of a group, or of all, and the brokers that do not report them."""
-        if group is not None:
-            check_group(group)
+        """The leases of a group, or of all, and the brokers that do not report them.
+
+        Those of a coordinated group are at its coordinator, and what a broker could report does not matter.
+        """
         leases: list[LeaseView] = []
         silent: list[str] = []
-        keepers = {name: address for name, (address, _) in self._calls.masters().items()}
-        coordinator = self._calls.coordinator() if group is None else self._calls.coordinator_of(group)
-        if coordinator is not None:
-            keepers = {"the coordinator": coordinator}
+        coordinator = self._calls.coordinator() if group is None else self._calls.coordinator_of(check_group(group))
+        keepers = {} if coordinator is None else {"the coordinator": coordinator}
+        if group is None or coordinator is None:
+            keepers |= {name: address for name, (address, _) in self._calls.masters().items()}
         for name, address in keepers.items():
             ext = {} if group is None else {"consumerGroup": group}
             reply = self._calls.request(address, Command(RequestCode.LANE_LOCKS, 0, ext=ext))

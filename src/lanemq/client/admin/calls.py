@@ -1,10 +1,10 @@
 """Blocking requests of administration to name servers and brokers."""
 
 from collections.abc import Iterator, Mapping
-from typing import Self, TypeVar, Unpack
+from typing import Self, TypeAlias, TypeVar, Unpack
 
 from lanemq.client.codec import codec_named
-from lanemq.client.coordination import coordinator_of, coordinator_of_cluster
+from lanemq.client.coordination import EVERY_GROUP, coordinators, named_coordinator
 from lanemq.client.message import Message, MessageSource
 from lanemq.client.routing import BlockingRoutes
 from lanemq.client.security import SecuritySettings, security_of
@@ -23,11 +23,15 @@ from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import Header
 from lanemq.wire.record import RecordView, record_starts
+from lanemq.wire.route_bodies import SubscriptionGroupTable
 
 T = TypeVar("T")
 
+Masters: TypeAlias = Mapping[str, tuple[Address, bool]]
+"""By broker name, the address of its master, and whether it is a LaneMQ broker."""
+
 COORDINATOR_MS = 5_000
-"""How long the answer to who coordinates a group is used."""
+"""How long the answer to who coordinates which group is used."""
 
 
 class AdminClient:
@@ -39,9 +43,14 @@ class AdminClient:
         *,
         timeout: Seconds = 5.0,
         clock: Clock | None = None,
+        coordinator: str | None = None,
         **protection: Unpack[SecuritySettings],
     ) -> None:
-        self._calls = AdminCalls(servers, timeout=timeout, clock=clock, security=security_of(**protection))
+        """`coordinator`: its address, in place of the one that the name servers have."""
+        named = named_coordinator(coordinator)
+        self._calls = AdminCalls(
+            servers, timeout=timeout, clock=clock, security=security_of(**protection), coordinator=named
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -57,7 +66,13 @@ class AdminCalls:
     """Connections to name servers and brokers. Not thread-safe."""
 
     def __init__(
-        self, servers: Servers, *, timeout: Seconds = 5.0, clock: Clock | None = None, security: Security = OPEN
+        self,
+        servers: Servers,
+        *,
+        timeout: Seconds = 5.0,
+        clock: Clock | None = None,
+        security: Security = OPEN,
+        coordinator: Address | None = None,
     ) -> None:
         self.clock = clock or SystemClock()
         self.security = security
@@ -66,8 +81,9 @@ class AdminCalls:
         """Brokers that do not answer at the moment. Neither `masters` nor descriptions of topics include them."""
         self._timeout = seconds("timeout", timeout)
         self._links: dict[Address, BlockingConnection] = {}
-        self._coordinators: dict[str, tuple[Millis, Address | None]] = {}
-        """By group: when the name servers were asked for its coordinator, and what they said."""
+        self._coordinator = coordinator
+        self._coordinators: tuple[Millis, dict[str, Address]] | None = None
+        """When it was asked who coordinates which group, and the answer."""
         tell_child(self)
 
     def forked(self) -> None:
@@ -89,16 +105,35 @@ class AdminCalls:
 
     def coordinator(self) -> Address | None:
         """The coordinator of an Apache cluster; None if it has none."""
-        found = self.run(coordinator_of_cluster(self.routes.servers))
-        return None if found is None else found[1]
+        return self._all_coordinators().get(EVERY_GROUP)
 
     def coordinator_of(self, group: str) -> Address | None:
-        """The coordinator of a group; None if its brokers coordinate it. Asked again after five seconds."""
-        now, (asked_at, known) = self.clock.now(), self._coordinators.get(group, (None, None))
-        if asked_at is None or now - asked_at > COORDINATOR_MS:
-            known = self.run(coordinator_of(group, self.routes.servers))
-            self._coordinators[group] = now, known
-        return known
+        """The coordinator of a group; None if its brokers coordinate it."""
+        return self._all_coordinators().get(group)
+
+    def keeper(self, group: str, broker: str, masters: Masters | None = None) -> tuple[Address | None, bool]:
+        """Who keeps a group's leases, offsets and lanes in the queues of a broker, and whether it is of LaneMQ.
+
+        `masters` are those that the caller has asked for already.
+        """
+        if (coordinator := self.coordinator_of(group)) is not None:
+            return coordinator, True
+        return (self.masters() if masters is None else masters).get(broker, (None, False))
+
+    def _all_coordinators(self) -> dict[str, Address]:
+        """By group, with the coordinator of the cluster under `EVERY_GROUP`. Asked again after five seconds."""
+        now = self.clock.now()
+        if self._coordinators is None or now - self._coordinators[0] > COORDINATOR_MS:
+            named = self._coordinator
+            found = self.run(coordinators(self.routes.servers)) if named is None else self._groups_of(named)
+            self._coordinators = now, found
+        return self._coordinators[1]
+
+    def _groups_of(self, coordinator: Address) -> dict[str, Address]:
+        """What a coordinator says that it coordinates, in place of the name servers."""
+        reply = self.ask(coordinator, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+        groups = SubscriptionGroupTable.decode(reply.body).subscription_group_table
+        return dict.fromkeys((EVERY_GROUP, *groups), coordinator)
 
     def replicas(self) -> dict[str, tuple[Address, ...]]:
         """The addresses of each broker's replicas, without its master."""

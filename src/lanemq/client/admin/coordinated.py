@@ -1,10 +1,11 @@
-"""Administration of coordinated groups: moving a group to the cluster's coordinator, and back."""
+"""Administration of coordinated groups: moving a group to the cluster's coordinator and back, and comparing logs."""
 
 from lanemq.client.admin.calls import AdminClient
 from lanemq.model.errors import UsageError
 from lanemq.model.names import check_group
+from lanemq.wire.bodies import Body
 from lanemq.wire.codes import RequestCode
-from lanemq.wire.lane_bodies import CoordinateAnswer, CoordinateBody
+from lanemq.wire.lane_bodies import CompareAnswer, CompareBody, CoordinateAnswer, CoordinateBody
 
 
 class CoordinatedAdmin(AdminClient):
@@ -12,8 +13,24 @@ class CoordinatedAdmin(AdminClient):
 
     def move(self, group: str, *, out: bool = False, apply: bool = False) -> CoordinateAnswer:
         """Moves a group to the coordinator, or `out` of it; without `apply`, only says what would happen."""
+        body = CoordinateBody(group=check_group(group), out=out, apply=apply)
+        return CoordinateAnswer.decode(self._ask(RequestCode.LANE_COORDINATE, body))
+
+    def confirm_queues(self, group: str, *, apply: bool = False) -> CoordinateAnswer:
+        """Lets new queues of a coordinated group's topics get owners; without `apply`, only names them."""
+        body = CoordinateBody(group=check_group(group), confirm=True, apply=apply)
+        return CoordinateAnswer.decode(self._ask(RequestCode.LANE_COORDINATE, body))
+
+    def compare(self, group: str, *, apply: bool = False) -> CompareAnswer:
+        """Compares what a coordinated group has read with what the brokers have.
+
+        With `apply`, its progress above the last message that is the same is dropped.
+        """
+        body = CompareBody(group=check_group(group), apply=apply)
+        return CompareAnswer.decode(self._ask(RequestCode.LANE_COMPARE, body))
+
+    def _ask(self, code: RequestCode, body: Body) -> bytes:
         address = self._calls.coordinator()
         if address is None:
             raise UsageError("this cluster has no coordinator: start one with lanemq coordinator, see its --help")
-        body = CoordinateBody(group=check_group(group), out=out, apply=apply).encode()
-        return CoordinateAnswer.decode(self._calls.ask(address, RequestCode.LANE_COORDINATE, body=body).body)
+        return self._calls.ask(address, code, body=body.encode()).body

@@ -148,7 +148,7 @@ class MemberQuestions:
         self._clock = clock
 
     def reports(self, members: Sequence[tuple[str, str, Address]]) -> MemberReports:
-        """What each member reports; given are its group, its client id and a broker that it is connected to."""
+        """What each member reports, named by its group, its client id and a broker that it is connected to."""
         reports = {
             (group, name): MemberReport(why=f"not asked, because {MAX_ASKED} others were") for group, name, _ in members
         }
@@ -238,6 +238,8 @@ def name_owners(
     group: GroupDescription, leases: Iterable[LeaseView], silent: Collection[str], reports: MemberReports
 ) -> GroupDescription:
     """The group with the owner of each queue: of its lease or, on the `silent` brokers, as members report it."""
+    if group.coordinator:
+        silent = ()
     leased = {lease.queue: lease for lease in leases if lease.group == group.group}
     own = {member: report for (name, member), report in reports.items() if name == group.group}
     reported = {queue: member for member, report in own.items() for queue in report.owned if queue.broker in silent}

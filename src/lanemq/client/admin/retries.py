@@ -95,10 +95,10 @@ class RetrySearch:
         except BrokerRefused as error:  # such as a user without a right to this group
             unknown = str(error)
         by_origin = {copy.properties.get(PropertyName.ORIGIN_ID): _retry(group, copy) for copy in copies}
-        found = (
+        retries = (
             (one.queue_offset, by_origin.get(one.message_id) or by_origin.get(one.stored_id)) for one in self._messages
         )
-        return {offset: retry for offset, retry in found if retry is not None}, unknown
+        return {offset: retry for offset, retry in retries if retry is not None}, unknown
 
 
 def _is_open(copy: Message, progress: Progress) -> bool:

@@ -104,6 +104,8 @@ class GroupDescription:
     member is online."""
     owners_unknown: str = ""
     """Why a queue without an owner may have one; empty if it has none."""
+    coordinator: str = ""
+    """The coordinator that keeps its leases, offsets and lanes; empty if the brokers do."""
 
     @property
     def lag(self) -> int:

@@ -179,18 +179,19 @@ class WatchAdmin(Admin):
         when the groups were described.
         """
         masters = self._calls.masters()
-        owners = {
-            (group, at.owner): at.queue.broker
-            for group, at in queues
-            if at.lag > 0 and at.owner is not None and masters.get(at.queue.broker, (None, False))[1]
-        }
+        owners: dict[tuple[str, str], Address] = {}
+        for group, at in queues:
+            if at.lag > 0 and at.owner is not None:
+                keeper, is_lanemq = self._calls.keeper(group, at.queue.broker, masters)
+                if keeper is not None and is_lanemq:
+                    owners[group, at.owner] = keeper
         asked = list(owners.items())[:MAX_ASKED_MEMBERS]
         full_until = self._calls.clock.now() + to_millis(FULL_TIMEOUT_SECONDS)
 
-        def ask(asked: tuple[tuple[str, str], str]) -> MemberHeldLanes:
-            (group, owner), broker = asked
+        def ask(asked: tuple[tuple[str, str], Address]) -> MemberHeldLanes:
+            (group, owner), keeper = asked
             timeout = OWNER_TIMEOUT if self._calls.clock.now() < full_until else SHORT_TIMEOUT
-            return self._held_lanes(group, owner, broker, masters, timeout)
+            return self._held_lanes(group, owner, keeper, timeout)
 
         with ThreadPoolExecutor(ASKED_AT_ONCE, thread_name_prefix="lanemq-held") as threads:
             answers = list(threads.map(ask, asked))
@@ -208,17 +209,15 @@ class WatchAdmin(Admin):
         self,
         group: str,
         owner: str,
-        broker: str,
-        masters: Mapping[str, tuple[Address, bool]],
+        keeper: Address,
         timeout: Seconds,
     ) -> MemberHeldLanes:
-        """Asks a member, through a broker, which lanes wait in it after a failure. Runs on any thread.
+        """Asks a member, through a broker or a coordinator, which lanes wait in it after a failure. Runs on any thread.
 
         Clients other than LaneMQ's hold no lanes, so nothing is unknown about one that refuses the question.
         """
-        address, _ = masters[broker]
         header = RunningInfoHeader(consumer_group=group, client_id=owner)
-        link = BlockingConnection(address, security=self._calls.security)
+        link = BlockingConnection(keeper, security=self._calls.security)
         try:
             reply = link.request(Command(RequestCode.LANE_HELD, 0, ext=header.to_ext()), to_seconds(timeout))
         except RequestTimedOut:

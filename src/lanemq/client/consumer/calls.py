@@ -3,6 +3,7 @@
 What LaneMQ brokers get in addition (lease length, epoch, client id) travels in extra fields that other brokers ignore.
 """
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -10,12 +11,14 @@ from typing import NamedTuple
 from lanemq.client.consumer.coordination import COORDINATOR, Coordination
 from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.pull_stream import Following, Pulled, PullStream, one_pull
-from lanemq.client.coordination import coordinator_of
+from lanemq.client.coordination import coordinator_of, named_coordinator
 from lanemq.client.routing import AsyncRoutes
 from lanemq.client.topic_route import REFRESH_MILLIS, TopicRoute
 from lanemq.client.topics import checked, run_async
 from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
+from lanemq.core.offset_windows import windows
 from lanemq.model.errors import ConnectFailed, InvalidOption, NotAllowed, OffsetNotFound
+from lanemq.model.log_marks import LogMark, SeenLog
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis, QueueOffset
 from lanemq.net.address import Address
@@ -37,8 +40,10 @@ from lanemq.wire.headers import (
     UnregisterHeader,
     UpdateOffsetHeader,
 )
+from lanemq.wire.lane_bodies import LaneBody, SeenBody
 from lanemq.wire.lane_fields import LANE_CLIENT, LANE_EPOCH, LANE_IGNORED
-from lanemq.wire.record import PULL_SUBSCRIPTION, RecordView
+from lanemq.wire.log_marks import mark_in
+from lanemq.wire.record import PULL_SUBSCRIPTION, records_in
 from lanemq.wire.route_bodies import SubscriptionGroupConfig
 from lanemq.wire.stats_bodies import ConsumerConnection
 
@@ -108,13 +113,16 @@ class ConsumerCalls:
             return
         if coordination.known and now - self._asked_at < REFRESH_MILLIS:
             return
-        servers = () if coordination.known else self._routes.servers  # later, one that does not answer costs nothing
-        found = await run_async(coordinator_of(self._group, servers), self._routes.ask)
-        if found is None and not coordination.known:
+        address = named_coordinator(self._options.coordinator)
+        if address is None:
+            # Later only one, so that others that do not answer cost nothing.
+            servers = () if coordination.known else self._routes.servers
+            address = await run_async(coordinator_of(self._group, servers), self._routes.ask)
+        if address is None and not coordination.known:
             await self._refuse_disabled(route)
-        if found is not None and self._options.compat == "rocketmq":
+        if address is not None and self._options.compat == "rocketmq":
             raise InvalidOption(f"group {self._group} is coordinated, which compat='rocketmq' excludes: use 'auto'")
-        coordination.found(found)
+        coordination.found(address)
         self._asked_at = now
 
     async def _refuse_disabled(self, route: TopicRoute) -> None:
@@ -242,15 +250,21 @@ class ConsumerCalls:
         return await self._offset(queue, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
 
     async def commit(
-        self, queue: MessageQueue, offset: QueueOffset, epoch: Epoch, finished: FinishedRanges = NOTHING_FINISHED
+        self,
+        queue: MessageQueue,
+        offset: QueueOffset,
+        epoch: Epoch,
+        finished: FinishedRanges = NOTHING_FINISHED,
+        seen: SeenLog | None = None,
     ) -> bool:
         """Reports progress and waits for the answer; raises `LeaseLost` if another member owns the queue.
 
         False if the broker ignored it because an operator has reset the group; the next pull returns the new offset.
-        Finished ranges go only to brokers that grant epochs: no other broker stores them.
+        Finished ranges go only to brokers that grant epochs: no other broker stores them. `seen` is for a coordinator.
         """
         header = UpdateOffsetHeader.of(self._group, queue, offset, self.client_id, epoch)
-        body = LaneProgress(lane_finished=finished.encode(offset)).encode() if finished.bounds and epoch else b""
+        progress = LaneProgress(lane_finished=finished.encode(offset), lane_seen=seen)
+        body = progress.encode() if epoch and (finished.bounds or seen is not None) else b""
         command = Command(RequestCode.UPDATE_CONSUMER_OFFSET, 0, ext=header.to_ext(), body=body)
         reply = await self._request(self._of(queue), command, REQUEST_TIMEOUT)
         return LANE_IGNORED not in reply.ext
@@ -271,21 +285,45 @@ class ConsumerCalls:
         command = Command(RequestCode.UNREGISTER_CLIENT, 0, ext=header.to_ext())
         await self._request(address, command, REQUEST_TIMEOUT)
 
-    async def record(self, queue: MessageQueue, offset: QueueOffset) -> bytes:
-        """The message at an offset, as stored; empty if its broker has deleted it."""
+    async def records(self, queue: MessageQueue, offsets: Sequence[int]) -> dict[int, bytes]:
+        """The messages at ascending offsets, as stored; those that its broker has deleted are left out.
+
+        Messages that are near each other come with one pull; pulls for those that are not are sent together.
+        """
+        parts = await asyncio.gather(*(self._window(queue, each) for each in windows(offsets)))
+        return {offset: record for part in parts for offset, record in part.items()}
+
+    async def _window(self, queue: MessageQueue, offsets: Sequence[int]) -> dict[int, bytes]:
+        found: dict[int, bytes] = {}
+        for offset in offsets:
+            if offset > max(found, default=-1):  # the first pull brings all, unless they are large
+                found |= await self._read(queue, QueueOffset(offset), offsets[-1] - offset + 1)
+        return {offset: found[offset] for offset in offsets if offset in found}
+
+    async def _read(self, queue: MessageQueue, offset: QueueOffset, count: int) -> dict[int, bytes]:
         header = PullHeader(
             consumer_group=self.coordination.pull_group,
             topic=queue.topic,
             queue_id=queue.queue_id,
             queue_offset=offset,
-            max_msg_nums=1,
+            max_msg_nums=count,
             sys_flag=PULL_SUBSCRIPTION,
             subscription="*",
             expression_type="TAG",
         )
         pulled = await self.pull(header, queue.broker)
-        found = pulled.code == ResponseCode.SUCCESS and pulled.body and RecordView(pulled.body).queue_offset == offset
-        return pulled.body if found else b""
+        return records_in(pulled.body) if pulled.code == ResponseCode.SUCCESS else {}
+
+    async def mark(self, queue: MessageQueue, offset: QueueOffset) -> LogMark | None:
+        """The mark of the message at an offset; None if there is none."""
+        return mark_in((await self.records(queue, (offset,))).get(offset, b""))
+
+    async def seen(self, queue: MessageQueue) -> SeenLog:
+        """What the group's members have seen of a queue's log, as the coordinator knows it."""
+        topic, broker, queue_id = queue
+        body = LaneBody(group=self._group, topic=topic, broker=broker, queue_id=queue_id).encode()
+        reply = await self.ask_coordinator(queue, Command(RequestCode.LANE_SEEN, 0, body=body))
+        return SeenBody.decode(reply.body).seen
 
     async def ask_coordinator(self, queue: MessageQueue, command: Command) -> Command:
         """Sends a request about a queue's lanes to who keeps them."""

@@ -1,11 +1,14 @@
 """What a consumer shows about itself: metrics, and the monitor of `App(monitor="127.0.0.1:0")`."""
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lanemq.client import metrics as names
 from lanemq.client.consumer.inspection import Member, take_snapshot
+from lanemq.model.environment import WORKER_MONITOR
 from lanemq.model.errors import InvalidOption
 from lanemq.model.figures import MetricSample
 from lanemq.net.address import Address, parse_address
@@ -65,13 +68,28 @@ class ConsumerHealth:
 
 
 def open_monitor(listen: str, health: ConsumerHealth) -> "Monitor":
-    """Starts the monitor of a consumer; raises `InvalidOption` if it cannot listen."""
+    """Starts the monitor of a consumer; raises `InvalidOption` if it cannot listen.
+
+    In a worker of `lanemq run`, `listen` is the address of all workers, and this one takes a free port of the machine.
+    """
     from lanemq.net.monitor import Monitor  # costs 50 ms, which consumers without a monitor save
 
     address: Address = parse_address(listen, DEFAULT_PORT)
+    file = os.environ.pop(WORKER_MONITOR, None)
     try:
-        return Monitor(address, health)
+        if file is None:
+            return Monitor(address, health)
+        own = Monitor(Address("127.0.0.1", 0), health)
+        _tell(Path(file), f"{own.address}\n{address}\n")
+        return own
     except OSError as error:
         raise InvalidOption(
             f"monitor={listen!r}: cannot listen there: {error.strerror or error}; port 0 takes a free one"
         ) from error
+
+
+def _tell(file: Path, text: str) -> None:
+    """Writes the file as a whole: the process that watches the workers may read it at any moment."""
+    new = file.with_suffix(".new")
+    new.write_text(text, "utf-8")
+    new.replace(file)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
 from lanemq.client.codec import Codec, codec_named
+from lanemq.client.coordination import named_coordinator
 from lanemq.client.identity import new_client_id
 from lanemq.client.keyword_options import Interval, Wait, in_seconds, opened_history, problems_of, refuse_unknown
 from lanemq.client.security import security_of
@@ -67,7 +68,8 @@ class ConsumerSettings(TypedDict, total=False):
     lease_times: LeaseTimes | None
     allocation: str | Allocate
     codec: str | Codec
-    drop_repeats: bool
+    coordinator: str | None
+    drop_repeats: bool | None
     flow: FlowLimits | None
     commit_every: Seconds
     hand_over_timeout: Seconds
@@ -108,9 +110,14 @@ class ConsumerOptions:
     codec: str | Codec = "json"
     """How bodies become values: "json", "text", "bytes", or an object with `encode` and `decode`."""
 
-    drop_repeats: bool = False
+    coordinator: str | None = None
+    """Address of the group's coordinator, `host:port`, if members must reach it at another one than it told the name
+    servers. None: as the environment says (`LANEMQ_COORDINATOR`), else the name servers."""
+
+    drop_repeats: bool | None = None
     """Leaves out messages that an Apache broker stored twice because an answer was lost, as their producer stamps
-    show. Looks back over the last 1000 messages when a queue is taken. A LaneMQ broker stores no repeats."""
+    show. None: where a coordinator remembers the stamps; `True`: elsewhere too, which looks back over the last 1000
+    messages when a queue is taken. A LaneMQ broker stores no repeats."""
 
     flow: FlowLimits | None = None
     """Cache limits per queue; None: RocketMQ's 1000 messages, or four pulls where pulls are larger."""
@@ -160,6 +167,7 @@ class ConsumerOptions:
         codec_named(self.codec)
         check_group(self.group)
         parse_addresses(self.servers)
+        named_coordinator(self.coordinator)
         if self.monitor is not None:
             try:
                 parse_address(self.monitor)

@@ -61,7 +61,7 @@ GATHERED_PER_QUEUE = 128
 far more than a message."""
 
 STAMP_BYTES = 128
-"""Room that the properties leave for the stamp, which its lane adds."""
+"""Room that the properties leave for the stamp, which is added when the message gets its sequence number."""
 
 _RESERVED = frozenset(
     {
@@ -77,7 +77,7 @@ _RESERVED = frozenset(
 
 
 class PendingMessage(msgspec.Struct, gc=False):
-    """One encoded message on its way to the broker. Its lane adds the stamp.
+    """One encoded message on its way to the broker. `RequestBuilder` adds the stamp.
 
     Nothing it refers to refers back, so the garbage collector need not track it.
     """

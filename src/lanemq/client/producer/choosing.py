@@ -1,6 +1,6 @@
 """Which queue each message goes to: the one its caller names, its selector's, its key's, or the next in turn.
 
-All queues of a chunk are chosen before any of its messages takes its place in a lane, so a refused chunk has sent
+All queues of a chunk are chosen before any of its messages takes its place in line, so a refused chunk has sent
 nothing.
 """
 

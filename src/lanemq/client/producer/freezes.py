@@ -145,10 +145,10 @@ def _freezes_of(sender: Sender) -> list[Freeze[BatchWaiter]]:
 
 def frozen_of(sender: Sender) -> list[Frozen]:
     """Everything that is frozen in one queue."""
-    queue, found = sender.queue, list[Frozen]()
+    queue, frozen = sender.queue, list[Frozen]()
     if sender.freeze is not None:
-        found.append(Frozen(queue.topic, None, queue, wall_time(sender.freeze.since), sender.freeze.why))
-    found += [
+        frozen.append(Frozen(queue.topic, None, queue, wall_time(sender.freeze.since), sender.freeze.why))
+    frozen += [
         Frozen(queue.topic, key, queue, wall_time(each.since), each.why) for key, each in sender.frozen_keys.items()
     ]
-    return found
+    return frozen

@@ -14,7 +14,7 @@ class Unsettled:
     """The messages that a producer has accepted and not settled: their bytes, and their lines in the history.
 
     Every message is added once when it is accepted, and removed once when it is stored, refused, given up or dropped.
-    Called under the lock that decides the order of a lane, so that history and lane agree.
+    Called under the lock that decides the order of messages, so that the history has the same order.
     """
 
     def __init__(self, history: History) -> None:

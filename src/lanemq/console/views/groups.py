@@ -109,6 +109,7 @@ class GroupScreen:
     """Each member, and how many queues it owns."""
     waiting: tuple[WaitingRow, ...]
     notes: tuple[str, ...]
+    coordinator: str = ""
 
 
 def group_rows(now: Snapshot, trends: Trends, pipelines: Sequence[PipelineNow] = ()) -> tuple[GroupRow, ...]:
@@ -179,6 +180,7 @@ def group_view(name: str, now: Snapshot, trends: Trends, pipelines: Sequence[Pip
         members,
         waiting,
         notes,
+        group.coordinator,
     )
 
 

@@ -151,12 +151,14 @@ class _Producer:
     def stored(self, sequence: int, count: int, offset: QueueOffset, at: Millis) -> None:
         last = self.ranges[-1] if self.ranges else None
         if last is not None and sequence - last.sequence == offset - last.offset == last.length:
-            self.ranges[-1] = SequenceRange(last.sequence, last.offset, last.length + count)
+            # Not by the constructor of a named tuple, which is a function of Python: every send comes here.
+            self.ranges[-1] = tuple.__new__(SequenceRange, (last.sequence, last.offset, last.length + count))
         else:
             self.ranges.append(SequenceRange(sequence, offset, count))
             del self.ranges[:-MAX_SEQUENCE_RANGES]
         self.next_sequence = sequence + count
-        self.last_stored = max(self.last_stored, at)
+        if at > self.last_stored:
+            self.last_stored = at
         self.idle_since = None
 
     def cut(self, sequence: int) -> None:
@@ -445,21 +447,3 @@ class ProducerTable:
         known = self._producers[key]
         ranges, user = tuple(known.ranges), self._users.get(key)
         return SavedProducer(*key, known.epoch, known.next_sequence, known.last_stored, ranges, user)
-
-    def _check(self) -> None:
-        assert len(self._producers) <= self._capacity
-        assert self._of_topic.keys() == {key[0] for key in self._producers}
-        assert {key for held in self._of_topic.values() for key in held} == self._producers.keys()
-        assert self._users.keys() <= self._producers.keys()
-        assert {(key, user) for user, held in self._of_user.items() for key in held} == set(self._users.items())
-        assert all(0 < len(held) <= self._user_capacity for held in self._of_user.values())
-        assert not self._dirty & self._gone
-        assert self._dirty <= self._producers.keys()
-        if self._saving is not None:
-            assert self._saving.left <= self._saving.keys & self._producers.keys()
-            assert self._saving.rows.keys() <= self._saving.keys
-        for known in self._producers.values():
-            ends = [each.sequence + each.length for each in known.ranges]
-            assert not ends or ends[-1] == known.next_sequence
-            assert all(end <= each.sequence for end, each in zip(ends, known.ranges[1:], strict=False))
-            assert len(known.ranges) <= MAX_SEQUENCE_RANGES

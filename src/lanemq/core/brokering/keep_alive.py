@@ -50,9 +50,6 @@ class KeepAlives:
         self._serials.pop(owner, None)
         self._seen.pop(owner, None)
 
-    def known(self) -> set[str]:
-        return {*self._serials, *self._seen}
-
 
 def keep_alive_deadline(heard: Millis, timeout: Millis) -> Millis:
     """When an owner that was last heard at `heard` certainly starts no more turns."""

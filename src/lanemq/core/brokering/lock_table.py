@@ -413,7 +413,10 @@ class LockTable:
                 self._extend_deadline(entry, row.lease_ms, now)  # its own timeout is not saved
 
     def in_steps(self, group: str | None, *, now: Millis) -> Iterator[tuple[str, Lease | None]]:
-        """The live leases of a group, or of all; None stands for one that is not. The table may change in between."""
+        """The live leases of a group, or of all groups; None in place of every lease that has ended.
+
+        The table may change in between.
+        """
         for name in tuple(self._groups) if group is None else (group,):
             for entry in tuple(self._entries(name)):
                 yield name, entry.lease() if entry.live(now) else None
@@ -479,28 +482,3 @@ class LockTable:
     def _watch(self, entry: _Entry) -> None:
         entry.wake_at = entry.expires_at
         heappush(self._ends, (entry.expires_at, entry.group, entry.queue))
-
-    def _check(self) -> None:
-        owned = {
-            (group, queue): entry
-            for group, topics in self._groups.items()
-            for held in topics.values()
-            for queue, entry in held.items()
-            if entry.owner != NO_OWNER
-        }
-        indexed = [
-            (entry.owner, key) for own in self._by_owner.values() for key, entry in own.items() if self._knows(entry)
-        ]
-        assert sorted(indexed) == sorted((entry.owner, key) for key, entry in owned.items())
-        assert all(self._by_owner.values())
-        assert self._keep_alives.known() <= self._by_owner.keys()
-        assert all(topics and all(topics.values()) for topics in self._groups.values())
-        assert self._counts == {group: len(list(self._entries(group))) for group in self._groups}
-        assert all(group in self._groups_of[topic] for group, topics in self._groups.items() for topic in topics)
-        assert all(self._groups_of.values())
-        assert self._highest >= max([self.floor, *(entry.epoch for entry in owned.values())])
-        for (group, queue), entry in owned.items():
-            assert entry.epoch > 0
-            if entry.wake_at is not None:
-                assert entry.wake_at <= entry.expires_at
-                assert (entry.wake_at, group, queue) in self._ends

@@ -122,8 +122,3 @@ class LongPolls(Generic[PollId]):
         del self._queues[queue][poll_id]
         if not self._queues[queue]:
             del self._queues[queue]
-
-    def _check(self) -> None:
-        assert all(self._queues.values())
-        assert {poll_id for waiting in self._queues.values() for poll_id in waiting} == self._held.keys()
-        assert sum(map(self._counts, self._deadlines)) == len(self._held) <= self._capacity

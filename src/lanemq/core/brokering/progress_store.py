@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol, Self, TypeAlias
 
 from lanemq.core.brokering.lane_offsets import ChunkRow, LaneOffsets
 from lanemq.core.brokering.queue_progress import LaneName, ParkedLane, QueueProgress, ResetState
+from lanemq.core.brokering.queue_seen import QueueSeen, SavedSeen
 from lanemq.core.lane_status import Failure, LaneStatus
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
@@ -22,12 +23,19 @@ class SavedOffset(NamedTuple):
     reset_pending: bool = False
     finished: str = ""
     """As `FinishedRanges.encode(offset)` writes them."""
+    seen: SavedSeen | None = None
 
     @classmethod
     def of(cls, progress: QueueProgress) -> Self:
+        """Everything about the offset. What changed of `seen` counts as saved from now on."""
         assert progress.offset is not None
         pending = progress.reset is not ResetState.NONE
-        return cls(progress.group, progress.queue, progress.offset, pending, progress.finished)
+        seen = None if progress.seen is None else progress.seen.take_unsaved()
+        return cls(progress.group, progress.queue, progress.offset, pending, progress.finished, seen)
+
+    def restore_in(self, progress: QueueProgress) -> None:
+        seen = None if self.seen is None else QueueSeen(self.seen.marks, self.seen.done, self.seen.stamps)
+        progress.restore_offset(self.offset, self.finished, reset_pending=self.reset_pending, seen=seen)
 
 
 class SavedLane(NamedTuple):

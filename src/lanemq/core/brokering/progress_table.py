@@ -76,7 +76,7 @@ class ProgressTable:
         self._watching: list[ProgressChanges] = []
 
     def at(self, group: str, queue: MessageQueue) -> QueueProgress:
-        """The progress of a group in a queue, also if there is none yet."""
+        """The progress of a group in a queue; an empty one if there is none yet."""
         topic = self._groups.get(group, _NO_GROUP).topics.get(queue.topic)
         known = None if topic is None else topic.queues.get(queue)
         return QueueProgress(self, group, queue) if known is None else known
@@ -165,13 +165,16 @@ class ProgressTable:
 
     def not_saved(self, rows: Iterable[SavedOffset]) -> None:
         """Offsets that were taken could not be written."""
-        for progress in (self.at(row.group, row.queue) for row in rows):
+        for row in rows:
+            progress = self.at(row.group, row.queue)
             if progress.offset is not None:
                 self._unsaved[progress] = None
+            if row.seen is not None and progress.seen is not None:
+                progress.seen.not_saved(row.seen)
 
     def restore(self, offsets: Iterable[SavedOffset], lanes: Iterable[SavedLane] = ()) -> None:
-        for group, queue, offset, reset_pending, finished in offsets:
-            self.at(group, queue).restore_offset(offset, finished, reset_pending=reset_pending)
+        for row in offsets:
+            row.restore_in(self.at(row.group, row.queue))
         for lane in lanes:
             self.at(lane.name.group, lane.name.queue).restore_lane(lane.restored())
         self._unsaved.clear()

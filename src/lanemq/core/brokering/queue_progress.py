@@ -37,9 +37,11 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from lanemq.core.brokering.lane_offsets import CHUNK, ChunkRow, LaneOffsets
 from lanemq.core.brokering.lock_table import Stale, Verdict
+from lanemq.core.brokering.queue_seen import QueueSeen
 from lanemq.core.finished_ranges import MAX_RANGES, FinishedRanges
 from lanemq.core.lane_status import Failure, LaneStatus
 from lanemq.model.errors import InvalidOption
+from lanemq.model.log_marks import SeenLog
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
 
@@ -170,7 +172,7 @@ _NO_LANES: dict[str | None, ParkedLane] = {}
 class QueueProgress:
     """The progress of one group in one queue."""
 
-    __slots__ = ("_home", "_lanes", "finished", "group", "offset", "queue", "reset", "serial")
+    __slots__ = ("_home", "_lanes", "finished", "group", "offset", "queue", "reset", "seen", "serial")
 
     def __init__(self, home: ProgressHome, group: str, queue: MessageQueue) -> None:
         self._home = home
@@ -183,6 +185,8 @@ class QueueProgress:
         self.reset = ResetState.NONE
         self.serial = 0
         """A number that changes with every change by an operator; 0 if nothing was ever parked in the queue."""
+        self.seen: QueueSeen | None = None
+        """What the group has seen of the queue's log; None if it is not kept, because the log is here."""
         self._lanes = _NO_LANES
 
     @property
@@ -192,7 +196,14 @@ class QueueProgress:
 
     # the offset, and what is finished above it
 
-    def commit(self, offset: QueueOffset, *, kind: CommitKind, finished: FinishedRanges | None = None) -> Commit:
+    def commit(
+        self,
+        offset: QueueOffset,
+        *,
+        kind: CommitKind,
+        finished: FinishedRanges | None = None,
+        seen: SeenLog | None = None,
+    ) -> Commit:
         """Store an offset if its sender may; `finished` is None if it keeps no finished ranges."""
         if offset < 0:
             return Ignored(WhyIgnored.NEGATIVE)
@@ -207,7 +218,10 @@ class QueueProgress:
         after = self.finished if offset == stored else ""
         if finished is not None:
             after = finished.lowest(MAX_RANGES).encode(offset)
-        if offset != stored or after != self.finished:
+        if seen is not None:
+            self.seen = self.seen or QueueSeen()
+            self.seen.take(seen)
+        if offset != stored or after != self.finished or seen is not None:
             self._put(offset, after)
         return Committed(stored)
 
@@ -231,7 +245,22 @@ class QueueProgress:
         if offset < 0:
             raise InvalidOption(f"offset {offset} cannot be reset to: use 0 or more")
         self.reset = ResetState.UNTOLD if pending else ResetState.NONE
+        if self.seen is not None:
+            self.seen.cut(max((lane.through + 1 for lane in self._lanes.values()), default=0))
         self._put(offset, "")
+
+    def rewind(self, end: int, *, owned: bool) -> dict[str | None, list[int]]:
+        """Drop everything from `end` on, because the log has other messages there; returns the parked offsets, by key.
+
+        An owner that has not noticed it gets a reset, and repeats what was finished above the offset.
+        """
+        lost = self.cut(end, clean=False)
+        if self.seen is not None:
+            self.seen.cut(end)
+        if self.offset is not None:
+            self.reset = ResetState.UNTOLD if owned else self.reset
+            self._put(self.offset, "" if owned else self.finished)
+        return lost
 
     def moved_to(self, pulled_from: QueueOffset, *, decides: bool = False, commits: bool = False) -> QueueOffset | None:
         """The offset with which a pull is answered "moved"; None if no reset is pending, or if this pull ends it.
@@ -388,8 +417,10 @@ class QueueProgress:
 
     # restart and deletion
 
-    def restore_offset(self, offset: QueueOffset, finished: str, *, reset_pending: bool) -> None:
-        self.reset = ResetState.UNTOLD if reset_pending else ResetState.NONE
+    def restore_offset(
+        self, offset: QueueOffset, finished: str, *, reset_pending: bool, seen: QueueSeen | None = None
+    ) -> None:
+        self.reset, self.seen = ResetState.UNTOLD if reset_pending else ResetState.NONE, seen
         self._put(offset, finished)
 
     def restore_lane(self, lane: ParkedLane) -> None:

@@ -118,7 +118,7 @@ class Quotas:
         return None if limit is None or total <= limit else OverQuota(quota, party, limit)
 
     def set(self, quota: Quota, party: str, name: str, count: int) -> OverQuota | None:
-        """Charge a name with so much and no more; the refusal if that is too much, and then nothing changes."""
+        """Charge a name with `count` in all; the refusal if that is too much, and then nothing changes."""
         before = self._held[quota].get(name, (party, 0))[1]
         if count > before:
             return self.add(quota, party, name, count - before)
@@ -153,14 +153,6 @@ class Quotas:
 
     def charged(self, quota: Quota, party: str) -> int:
         return self._sums.get((quota, party), 0)
-
-    def _check(self) -> None:
-        sums: dict[tuple[Quota, str], int] = {}
-        for quota, held in self._held.items():
-            for party, count in held.values():
-                sums[quota, party] = sums.get((quota, party), 0) + count
-        assert sums == self._sums
-        assert all(self.over(quota, party, count) is None for (quota, party), count in sums.items())
 
 
 class GroupUse:

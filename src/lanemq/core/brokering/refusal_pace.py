@@ -24,7 +24,7 @@ connections of its address, because the broker does not notice the end of one th
 connections, refusals take more of the broker's time."""
 
 FEW_ADDRESSES = 1_000
-"""Addresses that are kept without looking which of them can be forgotten."""
+"""Up to this number of addresses, none is forgotten."""
 
 _ALLOWANCE_MS = MAX_REFUSALS * INTERVAL_MS
 

@@ -54,7 +54,7 @@ class MemberProgress(NamedTuple):
 
 
 class LaneQueue(RunPermit, Generic[M]):
-    """One assignment of one queue. `offered` is called when a lane may run that no run or timer has brought back."""
+    """One assignment of one queue. `offered` is called when a lane that was set aside may run."""
 
     def __init__(
         self,
@@ -66,6 +66,7 @@ class LaneQueue(RunPermit, Generic[M]):
         parked: Iterable[ParkedAtBroker] = (),
         *,
         broker_parks: bool = False,
+        keeps_newest: bool = False,
         offered: "Callable[[LaneQueue[M]], None]" = lambda _: None,
     ) -> None:
         super().__init__(usable_until)
@@ -85,6 +86,9 @@ class LaneQueue(RunPermit, Generic[M]):
         self._ranges = NOTHING_FINISHED if order is Order.QUEUE else finished
         self._next = self._ranges.past(start)
         self._unfinished = UnfinishedOffsets()
+        self._keeps_newest = keeps_newest
+        self.newest_finished: M | None = None
+        """The finished message with the highest offset, if that is kept."""
         # Manual commit: messages that ran, or were sent back to the broker, and are not committed.
         self._uncommitted: list[M] = []
         self._sent_back: list[M] = []
@@ -172,9 +176,15 @@ class LaneQueue(RunPermit, Generic[M]):
             return messages, ranges.past(next_offset)
         return [m for m in messages if m.queue_offset not in ranges], ranges.past(next_offset)
 
+    def leave_out(self, offsets: Sequence[int]) -> None:
+        """Counts offsets above the last pull as finished: their messages are repeats. A queue that is one lane has no
+        finished ranges, so its next owner compares them again."""
+        if self.order is Order.KEY:
+            self._ranges = self._ranges.joined(FinishedRanges.of_offsets(offsets))
+
     # runs end
 
-    def settle(self, lane: Lane[M], upto: int, *, commit: bool, gone: Collection[int] = ()) -> bool:
+    def end_run(self, lane: Lane[M], upto: int, *, commit: bool, gone: Collection[int] = ()) -> bool:
         """Ends the lane's run: its first `upto` messages and those in `gone` are done, the rest returns to the lane.
 
         Those in `gone` are at the broker: they do not run again, whatever is rolled back. Returns whether the lane has
@@ -183,7 +193,7 @@ class LaneQueue(RunPermit, Generic[M]):
         assert lane.run is not None
         messages, settled = lane.run.messages, lane.run.settled
         if lane.redriven is not None:
-            return self._settle_redriven(
+            return self._count_redriven(
                 lane, [m for at, m in enumerate(messages) if at < upto or m.queue_offset in gone]
             )
         done: Sequence[M] = messages[settled:upto]
@@ -199,7 +209,7 @@ class LaneQueue(RunPermit, Generic[M]):
             del self._lanes[lane.key]
         return False
 
-    def settle_done(self, runs: Sequence[LaneRun[M]], *, commit: bool) -> list[Lane[M]]:
+    def end_done_runs(self, runs: Sequence[LaneRun[M]], *, commit: bool) -> list[Lane[M]]:
         """Ends runs of this queue that succeeded; returns the lanes that have more to run.
 
         The offsets of redriven messages were passed long ago.
@@ -207,23 +217,23 @@ class LaneQueue(RunPermit, Generic[M]):
         done, more, redriven = end_runs(runs, self._lanes if self.order is not Order.NONE else None)
         for run in redriven:
             assert run.lane is not None
-            if self._settle_redriven(run.lane, run.messages):
+            if self._count_redriven(run.lane, run.messages):
                 more.append(run.lane)
         self.running -= len(runs)
         self._succeeded(done, commit=commit)
         return more
 
-    def settle_part(self, run: LaneRun[M], upto: int) -> None:
+    def count_done(self, run: LaneRun[M], upto: int) -> None:
         """Counts the first `upto` messages of a run in progress as finished."""
         if not self._options.auto_commit:
             return
         if run.lane is not None and run.lane.redriven is not None:
-            self._settle_redriven(run.lane, run.messages[:upto])
+            self._count_redriven(run.lane, run.messages[:upto])
         else:
             self.finish(run.messages[run.settled : upto])
         run.settled = upto
 
-    def _settle_redriven(self, lane: Lane[M], done: Sequence[M]) -> bool:
+    def _count_redriven(self, lane: Lane[M], done: Sequence[M]) -> bool:
         """Counts messages that the broker gave back. Their offsets were passed long ago; only its list changes."""
         for message in done:
             self.failures.pop(message.queue_offset, None)
@@ -248,6 +258,10 @@ class LaneQueue(RunPermit, Generic[M]):
     def finish(self, done: Sequence[M]) -> None:
         """Counts messages as finished: they ran, or the broker has them."""
         self._unfinished.finish(done)
+        if self._keeps_newest and done:
+            newest, known = max(done, key=_offset_of), self.newest_finished
+            if known is None or newest.queue_offset > known.queue_offset:
+                self.newest_finished = newest
         if len(self.failures) > self._forget_failures_at:
             self._forget_failures()
         if self.alone:

@@ -18,7 +18,7 @@ Invariants:
 4. After a request without an answer the broker may have the messages that were offered. They are offered again before
    anything else happens to the lane; otherwise the broker's messages would run, and then the ones that are still here.
 5. A lane with messages to run (`redriven` is not None) is ready, running or on a timer; one that waits for its backoff
-   (`waiting`) is on a timer; every other one is in none of these places.
+   (`on_timer`) is on a timer; every other one is in none of these places.
 
 The caller takes `requests`, sends them, and reports the answer of each once: `answered`.
 """
@@ -27,6 +27,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from operator import attrgetter
 from typing import Generic, NamedTuple, Protocol, TypeAlias
 
@@ -35,7 +36,7 @@ from lanemq.core.lane_status import MAX_GIVEN, MAX_PARKED, Failure, LaneStatus
 from lanemq.model.units import Millis
 
 NO_ANSWER_PAUSE = Millis(1_000)
-"""Pause after a request that failed: the broker is away, or the lease was lost, which its renewal will show."""
+"""Pause after a request that failed: the broker is away, or the lease was lost; then its renewal fails, too."""
 FULL_PAUSE = Millis(30_000)
 """Pause after the broker did not take everything; its limits may be raised, or lanes discarded, in the meantime."""
 NOTHING_DONE = -1
@@ -124,35 +125,73 @@ class QueueOfLanes(Protocol[M]):
         """Removes an empty lane that is no longer set aside."""
 
 
-class _LaneAside(Generic[M]):
-    __slots__ = ("asked", "at_broker", "done", "doubt", "failed_again", "failure", "first", "gone", "lane",
-                 "not_before", "overtaken", "redrive_wanted", "status", "through", "waiting")  # fmt: skip
+class _BrokerHas(Enum):
+    """What the broker has of a lane, as far as this member knows.
 
-    def __init__(self, lane: Lane[M], status: LaneStatus, *, at_broker: bool, through: int = NOTHING_DONE) -> None:
+    NOTHING ──offered──▶ LANE ◀──offered, answered──▶ PERHAPS_MORE        a lane that a former owner set aside
+       │                  ▲ │                                             begins with LANE
+       ╰─▶ PERHAPS ───────╯ ╰──▶ NOTHING_LEFT ──▶ an ordinary lane
+    """
+
+    NOTHING = "nothing"
+    """It was not offered, or was refused."""
+    PERHAPS = "perhaps"
+    """The messages that were offered last, or nothing: the answer was lost."""
+    LANE = "lane"
+    PERHAPS_MORE = "perhaps more"
+    """The lane, and perhaps the messages that were offered last: the answer was lost."""
+    NOTHING_LEFT = "nothing left"
+    """The lane was there. A message that the broker gave back is still ready, running or on a timer here."""
+
+    @property
+    def is_lane(self) -> bool:
+        return self in (_BrokerHas.LANE, _BrokerHas.PERHAPS_MORE)
+
+    @property
+    def is_certain(self) -> bool:
+        return self not in (_BrokerHas.PERHAPS, _BrokerHas.PERHAPS_MORE)
+
+
+_UNCONFIRMED = (_BrokerHas.NOTHING, _BrokerHas.PERHAPS)
+
+
+class _NewFailure(NamedTuple):
+    """A failure that the broker does not know yet."""
+
+    failure: Failure
+    failed_again: int
+    """As in `ParkRequest`."""
+
+
+class _LaneAside(Generic[M]):
+    __slots__ = ("broker_has", "done", "first", "lane", "new_failure", "next_request_at", "on_timer", "overtaken",
+                 "redrive_wanted", "status", "through")  # fmt: skip
+
+    def __init__(
+        self, lane: Lane[M], status: LaneStatus, broker_has: _BrokerHas, *, first: int = NOTHING_DONE,
+        through: int = NOTHING_DONE, overtaken: bool = False,
+    ) -> None:  # fmt: skip
+        # What the lane waits for, here and at the broker.
         self.lane = lane
         self.status = status
-        # The offset of its first message, if that is held.
-        self.first = NOTHING_DONE
-        # Messages up to this offset do not run when they are pulled again.
+        self.broker_has = broker_has
+        self.on_timer = False
+        # As a former owner left it (`ParkedAtBroker`): messages up to `through` do not run when they are pulled again.
         self.through = through
-        # The broker has this lane.
-        self.at_broker = at_broker
-        # A request about it is under way.
-        self.asked = False
-        # What the broker does not know yet: a failure, up to where the lane is done, which message failed again.
-        self.failure: Failure | None = None
+        self.overtaken = overtaken
+        # The offset of its first message, if that is held.
+        self.first = first
+        # What the broker has to be told: a failure, up to where the lane is done, an operator's wish.
+        self.new_failure: _NewFailure | None = None
         self.done = NOTHING_DONE
-        self.failed_again = NOTHING_DONE
-        # The broker may or may not have the messages that were offered last.
-        self.doubt = False
         self.redrive_wanted = False
-        self.not_before = _IMMEDIATELY
-        # The lane waits for its backoff, on a timer.
-        self.waiting = False
-        # An owner that does not know lanes had the queue before this one.
-        self.overtaken = False
-        # The broker has nothing left of the lane, but a message of it is ready, running or on a timer here.
-        self.gone = False
+        # When the next request about it may be sent; None while one is under way.
+        self.next_request_at: Millis | None = _IMMEDIATELY
+
+    def failed(self, status: LaneStatus, failure: Failure) -> None:
+        redriven = self.lane.redriven
+        self.status = status
+        self.new_failure = _NewFailure(failure, redriven[0].queue_offset if redriven else NOTHING_DONE)
 
 
 class LanesAside(Generic[M]):
@@ -183,7 +222,9 @@ class LanesAside(Generic[M]):
     def parked_here(self) -> tuple[str | None, ...]:
         """The keys of parked lanes that the broker does not have: it cannot park, or has not confirmed them yet."""
         entries = self._lanes.items()
-        return tuple(key for key, entry in entries if entry.status is LaneStatus.PARKED and not entry.at_broker)
+        return tuple(
+            key for key, entry in entries if entry.status is LaneStatus.PARKED and entry.broker_has in _UNCONFIRMED
+        )
 
     def is_parked(self, lane: Lane[M]) -> bool:
         entry = self._of(lane)
@@ -197,8 +238,10 @@ class LanesAside(Generic[M]):
 
     def restore(self, lane: Lane[M], known: ParkedAtBroker) -> None:
         """Adds a lane that a former owner set aside."""
-        entry = self._enter(_LaneAside(lane, known.status, at_broker=True, through=known.through))
-        entry.first, entry.overtaken = known.first, known.overtaken
+        first, through = known.first, known.through
+        self._add(
+            _LaneAside(lane, known.status, _BrokerHas.LANE, first=first, through=through, overtaken=known.overtaken)
+        )
         if known.status is LaneStatus.HELD:
             self._queue.failures[known.first] = known.attempts
 
@@ -209,14 +252,13 @@ class LanesAside(Generic[M]):
                 self._queue.failures.pop(message.queue_offset, None)  # a redrive has all retries again
         entry = self._lanes.get(lane.key)
         if entry is None:
-            entry = self._enter(_LaneAside(lane, LaneStatus.PARKED, at_broker=False))
-        elif lane.redriven:
-            entry.failed_again = lane.redriven[0].queue_offset
-        lane.redriven = None
-        if entry.gone:  # an operator discarded the message while it ran
+            entry = self._add(_LaneAside(lane, LaneStatus.PARKED, _BrokerHas.NOTHING))
+        if entry.broker_has is _BrokerHas.NOTHING_LEFT:  # an operator discarded the message while it ran
+            lane.redriven = None
             self._release(entry)
             return
-        entry.status, entry.failure = LaneStatus.PARKED, failure
+        entry.failed(LaneStatus.PARKED, failure)
+        lane.redriven = None
         self._look_at(lane.key)
 
     def hold(self, lane: Lane[M], failure: Failure) -> None:
@@ -225,8 +267,8 @@ class LanesAside(Generic[M]):
         if entry is not None:
             assert lane.redriven
             del lane.redriven[self._batch_size :]  # the rest is fetched again when they succeed
-            entry.status, entry.failure = LaneStatus.HELD, failure
-            entry.first = entry.failed_again = lane.redriven[0].queue_offset
+            entry.failed(LaneStatus.HELD, failure)
+            entry.first = lane.redriven[0].queue_offset
             self._look_at(lane.key)
         elif self._to_broker:
             self._held[lane.key] = lane, failure
@@ -237,13 +279,13 @@ class LanesAside(Generic[M]):
         """The lane is put on a timer."""
         entry = self._of(lane)
         if entry is not None:
-            entry.waiting = True
+            entry.on_timer = True
 
     def timer_fired(self, lane: Lane[M]) -> bool:
         """The time of a lane on a timer has come; returns false if its messages must be fetched first."""
         entry = self._of(lane)
         if entry is not None:
-            entry.waiting = False
+            entry.on_timer = False
             if lane.redriven is None:
                 self._look_at(lane.key)
                 return False
@@ -256,8 +298,8 @@ class LanesAside(Generic[M]):
     def to_run(self, lane: Lane[M]) -> list[M] | None:
         """The messages that the broker gave back; None if the lane is an ordinary one from now on."""
         entry = self._lanes[lane.key]
-        if entry.gone:
-            self._leave(entry)
+        if entry.broker_has is _BrokerHas.NOTHING_LEFT:
+            self._remove(entry)
             return None
         if not lane.redriven:  # discarded before they could run
             lane.redriven = None
@@ -278,7 +320,7 @@ class LanesAside(Generic[M]):
             lane.redriven = left
             return True
         lane.redriven = None
-        return self._leave(entry) if entry.gone else False
+        return self._remove(entry) if entry.broker_has is _BrokerHas.NOTHING_LEFT else False
 
     def arrived(self, lane: Lane[M]) -> None:
         """A pull brought messages of a lane that is held or set aside.
@@ -316,42 +358,43 @@ class LanesAside(Generic[M]):
         entry = self._lanes.get(key)
         if entry is None or entry.status is LaneStatus.HELD:
             return False
-        if entry.asked or entry.at_broker or entry.doubt:
-            entry.redrive_wanted = True
-            entry.not_before = _IMMEDIATELY
-            self._look_at(key)
-        else:
-            self._release(entry)
+        if entry.next_request_at is not None:
+            if entry.broker_has is _BrokerHas.NOTHING:
+                self._release(entry)
+                return True
+            entry.next_request_at = _IMMEDIATELY
+        entry.redrive_wanted = True
+        self._look_at(key)
         return True
 
     # called by the client
 
     def requests(self, *, now: Millis) -> list[LaneRequest[M]]:
         """Requests to send to the broker; each is answered before its lane gets another."""
-        found: list[LaneRequest[M]] = []
+        requests: list[LaneRequest[M]] = []
         self.news = False
         for key in tuple(self._open):
             entry = self._lanes.get(key)
-            if entry is not None and (entry.asked or now < entry.not_before):
+            if entry is not None and (entry.next_request_at is None or now < entry.next_request_at):
                 continue
             request = None if entry is None else self._request_for(key, entry)
             if request is None:
                 del self._open[key]
             else:
                 assert entry is not None
-                entry.asked = True
-                found.append(request)
-        return found
+                entry.next_request_at = None
+                requests.append(request)
+        return requests
 
     def last_reports(self, below: int) -> list[NextRequest]:
-        """What the broker does not know to be done below an offset at which the queue starts again.
+        """Reports of what is done below the offset at which the queue starts again; they ask for no messages.
 
-        Asks for no messages. What is done from that offset on is to run again.
+        What is done above that offset is not reported, because it runs again.
         """
         return [
             NextRequest(key, min(entry.done, below - 1), wanted=0)
             for key, entry in self._lanes.items()
-            if entry.at_broker and min(entry.done, below - 1) > NOTHING_DONE
+            if entry.broker_has.is_lane and min(entry.done, below - 1) > NOTHING_DONE
         ]
 
     def answered(self, request: LaneRequest[M], answer: LaneAnswer[M] | None, *, now: Millis) -> None:
@@ -362,38 +405,41 @@ class LanesAside(Generic[M]):
         entry = self._lanes.get(request.key)
         if entry is None:
             return
-        entry.asked = False
         self._open[request.key] = None
         if answer is None:
-            entry.doubt = entry.doubt or isinstance(request, ParkRequest)
-            entry.not_before = Millis(now + NO_ANSWER_PAUSE)
-        elif isinstance(request, ParkRequest):
-            self._stored(entry, request, answer, now)
+            entry.next_request_at = Millis(now + NO_ANSWER_PAUSE)
+            if isinstance(request, ParkRequest):
+                has_lane = entry.broker_has.is_lane
+                entry.broker_has = _BrokerHas.PERHAPS_MORE if has_lane else _BrokerHas.PERHAPS
+            return
+        entry.next_request_at = _IMMEDIATELY
+        if isinstance(request, ParkRequest):
+            self._after_offer(entry, request, answer, now)
         else:
-            self._continued(entry, request, answer)
+            self._after_report(entry, request, answer)
 
-    def _stored(self, entry: _LaneAside[M], request: ParkRequest[M], answer: LaneAnswer[M], now: Millis) -> None:
+    def _after_offer(self, entry: _LaneAside[M], request: ParkRequest[M], answer: LaneAnswer[M], now: Millis) -> None:
         """The broker has the first messages of a lane that were offered. The lane may have failed again since then."""
-        pending = entry.lane.pending
-        entry.doubt = False
+        pending, had_lane = entry.lane.pending, entry.broker_has.is_lane
         self._queue.finish(pending[: answer.settled])
         del pending[: answer.settled]
         if answer.settled < len(request.messages):
-            entry.not_before = Millis(now + FULL_PAUSE)
+            entry.next_request_at = Millis(now + FULL_PAUSE)
         if answer.status is None:
+            entry.broker_has = _BrokerHas.NOTHING
             # Emptied at the broker; or never taken, and it is to run.
-            if entry.at_broker or entry.redrive_wanted or entry.status is LaneStatus.HELD:
-                self._gone(entry)
+            if had_lane or entry.redrive_wanted or entry.status is LaneStatus.HELD:
+                self._return_here(entry)
             return
-        entry.at_broker = True
-        if request.failure is not None and entry.failure is request.failure:
-            entry.failure, entry.failed_again = None, NOTHING_DONE
+        entry.broker_has = _BrokerHas.LANE
+        if entry.new_failure is not None and entry.new_failure.failure is request.failure:
+            entry.new_failure = None
             if entry.done < request.failed_again:
                 entry.done = NOTHING_DONE  # the request said so
-        if entry.failure is None:
+        if entry.new_failure is None:
             entry.status = answer.status
 
-    def _continued(self, entry: _LaneAside[M], request: NextRequest | RedriveRequest, answer: LaneAnswer[M]) -> None:
+    def _after_report(self, entry: _LaneAside[M], request: NextRequest | RedriveRequest, answer: LaneAnswer[M]) -> None:
         """The broker knows what is done of the lane, or that it is redriven, and may have given its next messages."""
         lane = entry.lane
         if isinstance(request, RedriveRequest):
@@ -401,9 +447,9 @@ class LanesAside(Generic[M]):
         elif entry.done == request.done:
             entry.done = NOTHING_DONE
         if answer.status is None:
-            self._gone(entry)
+            self._return_here(entry)
             return
-        if entry.failure is None:
+        if entry.new_failure is None:
             entry.status = answer.status
         if answer.messages:
             assert lane.redriven is None
@@ -412,7 +458,7 @@ class LanesAside(Generic[M]):
 
     def at_broker(self) -> Mapping[str | None, object]:
         """The lanes that the broker is known to have, by key, as `reconcile` takes them."""
-        return {key: entry for key, entry in self._lanes.items() if entry.at_broker}
+        return {key: entry for key, entry in self._lanes.items() if entry.broker_has.is_lane}
 
     def reconcile(
         self, at_broker: Mapping[str | None, ParkedAtBroker], asked_about: Mapping[str | None, object]
@@ -424,16 +470,16 @@ class LanesAside(Generic[M]):
         """
         for key, entry in list(self._lanes.items()):
             lane, known = entry.lane, at_broker.get(key)
-            if entry.asked or asked_about.get(key) is not entry or lane.run is not None:
+            if entry.next_request_at is None or asked_about.get(key) is not entry or lane.run is not None:
                 continue
             if known is None:
-                self._gone(entry)
+                self._return_here(entry)
                 continue
-            if entry.failure is None:
+            if entry.new_failure is None:
                 entry.status = known.status
             if lane.redriven is not None:
                 lane.redriven = [message for message in lane.redriven if message.queue_offset >= known.first]
-            entry.not_before = _IMMEDIATELY  # messages that the broker refused are offered again without a pause
+            entry.next_request_at = _IMMEDIATELY  # messages that the broker refused are offered again without a pause
             self._open[key] = None
 
     def forget(self) -> None:
@@ -446,7 +492,7 @@ class LanesAside(Generic[M]):
         entry = self._lanes.get(lane.key)
         return entry if entry is not None and entry.lane is lane else None
 
-    def _enter(self, entry: _LaneAside[M]) -> _LaneAside[M]:
+    def _add(self, entry: _LaneAside[M]) -> _LaneAside[M]:
         key = entry.lane.key
         entry.lane.watched = True
         self._lanes[key] = entry
@@ -457,18 +503,19 @@ class LanesAside(Generic[M]):
         """Sets a held lane aside if many of its messages wait; it is on a timer."""
         if self._is_long(lane):
             _, failure = self._held.pop(lane.key)
-            entry = self._enter(_LaneAside(lane, LaneStatus.HELD, at_broker=False))
-            entry.waiting = True
-            entry.failure, entry.first = failure, lane.pending[0].queue_offset
+            first = lane.pending[0].queue_offset
+            entry = self._add(_LaneAside(lane, LaneStatus.HELD, _BrokerHas.NOTHING, first=first))
+            entry.on_timer = True
+            entry.failed(LaneStatus.HELD, failure)
 
     def _look_at(self, key: str | None) -> None:
         self._open[key] = None
         self.news = True
 
-    def _gone(self, entry: _LaneAside[M]) -> None:
-        """The broker has nothing left of the lane: it is an ordinary one, at once or after the messages that it has."""
+    def _return_here(self, entry: _LaneAside[M]) -> None:
+        """The broker has nothing left of the lane: it is ordinary now, or after the messages that were given back."""
         if entry.lane.redriven is not None:
-            entry.gone = True
+            entry.broker_has = _BrokerHas.NOTHING_LEFT
         else:
             self._release(entry)
 
@@ -478,10 +525,10 @@ class LanesAside(Generic[M]):
         if entry.status is not LaneStatus.HELD:
             for message in lane.pending:
                 self._queue.failures.pop(message.queue_offset, None)
-        if self._leave(entry) and not entry.waiting:
+        if self._remove(entry) and not entry.on_timer:
             self._queue.offer(lane)
 
-    def _leave(self, entry: _LaneAside[M]) -> bool:
+    def _remove(self, entry: _LaneAside[M]) -> bool:
         """Makes the lane an ordinary one, where it is; returns whether it has messages."""
         lane = entry.lane
         del self._lanes[lane.key]
@@ -496,17 +543,17 @@ class LanesAside(Generic[M]):
     # what to ask the broker
 
     def _request_for(self, key: str | None, entry: _LaneAside[M]) -> LaneRequest[M] | None:
-        pending, at_broker = entry.lane.pending, entry.at_broker
-        if entry.gone or not (self._to_broker or at_broker):
+        pending, at_broker = entry.lane.pending, entry.broker_has.is_lane
+        if entry.broker_has is _BrokerHas.NOTHING_LEFT or not (self._to_broker or at_broker):
             return None
-        if entry.failure is not None:
+        if entry.new_failure is not None:
             held = entry.status is LaneStatus.HELD
-            return ParkRequest(key, tuple(pending[:MAX_PARKED]), entry.failure, entry.failed_again, held)
-        if entry.doubt and pending:
+            return ParkRequest(key, tuple(pending[:MAX_PARKED]), *entry.new_failure, held)
+        if not entry.broker_has.is_certain and pending:
             return ParkRequest(key, tuple(pending[:MAX_PARKED]), None)
         if entry.redrive_wanted and at_broker:
             return RedriveRequest(key)
-        fetch = at_broker and entry.status.runs and not entry.waiting and entry.lane.redriven is None
+        fetch = at_broker and entry.status.runs and not entry.on_timer and entry.lane.redriven is None
         if fetch or entry.done != NOTHING_DONE:
             return NextRequest(key, entry.done, MAX_GIVEN if fetch else 0, entry.overtaken)
         if at_broker and pending and self._joins(entry):
@@ -515,7 +562,7 @@ class LanesAside(Generic[M]):
 
     def _joins(self, entry: _LaneAside[M]) -> bool:
         """Whether waiting messages join the lane at the broker. While it runs, a few wait here until it is empty."""
-        return not entry.status.runs or entry.waiting or self._is_long(entry.lane)
+        return not entry.status.runs or entry.on_timer or self._is_long(entry.lane)
 
     def _is_long(self, lane: Lane[M]) -> bool:
         """Whether so many messages of the lane wait that they should wait at the broker."""

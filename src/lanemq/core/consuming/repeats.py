@@ -4,8 +4,10 @@ A LaneMQ broker stores no repeats. An Apache broker does, and the producer stamp
 of one producer grow with the offset, so a message whose number is not above those before it was stored again.
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
+from lanemq.model.log_marks import LastStamp
 from lanemq.model.stamp import Stamp
 
 MAX_PRODUCERS = 10_000
@@ -21,8 +23,11 @@ class _Newest(NamedTuple):
 class SeenStamps:
     """The newest stamp of each producer in one queue, up to some offset."""
 
-    def __init__(self) -> None:
+    def __init__(self, former: Iterable[LastStamp] = ()) -> None:
+        """`former` are those that former owners have read."""
+        self._former = {each.producer: _Newest((each.epoch, each.sequence), each.offset) for each in former}
         self._newest: dict[str, _Newest] = {}
+        self._unreported: dict[str, None] = {}
 
     def is_repeat(self, stamp: Stamp | None, offset: int) -> bool:
         """Whether the message at this offset is a repeat of one at a lower offset. Remembers it if it is not.
@@ -32,11 +37,32 @@ class SeenStamps:
         if stamp is None:
             return False
         place = (stamp.epoch, stamp.sequence)
+        former = self._former.get(stamp.producer)
+        if former is not None and place <= former.place and offset > former.offset:
+            return True
         newest = self._newest.pop(stamp.producer, None)
         if newest is not None and place <= newest.place:
             self._newest[stamp.producer] = newest
             return offset > newest.offset
         self._newest[stamp.producer] = _Newest(place, offset)
+        self._unreported[stamp.producer] = None
         if len(self._newest) > MAX_PRODUCERS:
-            del self._newest[next(iter(self._newest))]
+            oldest = next(iter(self._newest))
+            del self._newest[oldest]
+            self._unreported.pop(oldest, None)
         return False
+
+    def unreported(self) -> tuple[LastStamp, ...]:
+        """What was read since it was reported."""
+        newest = ((producer, self._newest[producer]) for producer in self._unreported)
+        return tuple(LastStamp(producer, *each.place, each.offset) for producer, each in newest)
+
+    def reported(self, stamps: Iterable[LastStamp]) -> None:
+        """These are known now; what was read since then is not."""
+        for producer, epoch, sequence, offset in stamps:
+            if self._newest.get(producer) == _Newest((epoch, sequence), offset):
+                self._unreported.pop(producer, None)
+
+    def report_again(self) -> None:
+        """What was reported may be lost."""
+        self._unreported = dict.fromkeys(self._newest)

@@ -179,7 +179,7 @@ class Lane(Generic[M]):
         self.key = key
         self.pending = pending
         self.run: LaneRun[M] | None = None
-        # Until when run may follow run without a pause; None after a pause.
+        # Until then its runs may follow each other without a pause; None after a pause.
         self.slice_end: int | None = None
         # Messages of the lane that the broker returned: they run before, and without, everything in `pending`.
         self.redriven: list[M] | None = None
@@ -297,7 +297,7 @@ def grow(run: LaneRun[M]) -> Lane[M]:
 
 @compiled
 def cut_runs(messages: Sequence[M], size: int, queue: MessageQueue, permit: RunPermit) -> list[LaneRun[M]]:
-    """Without order: runs of `size` messages, each as good as a lane."""
+    """Without order: cuts messages into runs of `size`, which may run at the same time."""
     starts = range(0, len(messages), size)
     return [LaneRun(queue, None, tuple(messages[at : at + size]), 1, 0, permit, 0) for at in starts]
 

@@ -13,9 +13,9 @@ Invariants:
 4. No run starts at or after the end of the queue's lease.
 
 How a run ends: a worker leaves the runs that succeeded in `Worker.ended`, and the scheduler collects them when the
-worker returns (`worker_returned`) or earlier (`catch_up`). All others end with `finish`. In both cases the `LaneQueue`
-settles the messages: those that are done leave its unfinished offsets, the others return to their lane. Then the lane
-goes back in line, waits on a timer, or is parked.
+worker returns (`worker_returned`) or earlier (`catch_up`). All others end with `finish`. In both cases the
+`LaneQueue` ends the run: messages that are done leave its unfinished offsets, the others return to their lane. Then the
+lane goes back in line, waits on a timer, or is parked.
 
 Not thread-safe: `client/consumer/turns/scheduler` holds one mutex around every call. Knows no handlers, sockets or
 clocks, and wakes no one: `take_changes` says what others should know.
@@ -67,7 +67,7 @@ class LaneChanges(NamedTuple):
     """What happened since the last time: who should look again."""
 
     arrived: int
-    """Messages that were put; as many lanes may be ready."""
+    """How many messages were added. At most as many lanes became ready."""
     workers: int
     """Number of workers that should look for work beside those that new messages need."""
     queues: Sequence[MessageQueue]
@@ -105,13 +105,15 @@ class LaneScheduler(Generic[M]):
         finished: FinishedRanges = NOTHING_FINISHED,
         parked: Iterable[ParkedAtBroker] = (),
         broker_parks: bool = False,
+        keeps_newest: bool = False,
     ) -> None:
         """Begins an assignment. Without `usable_until`, nothing runs before `set_usable_until`.
 
         `finished` is what former owners finished above the start; it is not run again and stays in the ranges.
         A queue that is one lane has no finished message above an unfinished one, and ignores `finished`.
         `parked` are the lanes that are set aside at the broker; they stay so. `broker_parks` says that the broker can
-        keep lanes: held lanes with many messages are set aside there.
+        keep lanes: held lanes with many messages are set aside there. `keeps_newest`: the highest finished message
+        is kept.
         """
         if queue in self._queues:
             raise UsageError(f"{queue} is assigned already: drop it before adding it again")
@@ -123,6 +125,7 @@ class LaneScheduler(Generic[M]):
             finished,
             parked,
             broker_parks=broker_parks,
+            keeps_newest=keeps_newest,
             offered=self._offer,
         )
 
@@ -251,7 +254,7 @@ class LaneScheduler(Generic[M]):
                 for run in group:
                     self.finish(run, DONE, now=now)
                 continue
-            for lane in lane_queue.settle_done(group, commit=self._auto):
+            for lane in lane_queue.end_done_runs(group, commit=self._auto):
                 self._continue(lane_queue, lane, now)
             self._line.enlist(lane_queue)
             for run in group if lane_queue.failing else ():
@@ -268,7 +271,7 @@ class LaneScheduler(Generic[M]):
             return False
         if lane_queue.dropped or not isinstance(lane_queue, LaneQueue):
             return False
-        lane_queue.settle_part(run, done)
+        lane_queue.count_done(run, done)
         return True
 
     def finish(
@@ -477,7 +480,7 @@ class LaneScheduler(Generic[M]):
         hold: Again | None = None,
     ) -> Finished[M]:
         lane_queue, lane = self._running(run)
-        more = lane_queue.settle(lane, upto, commit=self._auto if commit is None else commit, gone=gone)
+        more = lane_queue.end_run(lane, upto, commit=self._auto if commit is None else commit, gone=gone)
         return Finished(why, (), self._place(lane_queue, lane, more, why, hold, now))
 
     def _place(

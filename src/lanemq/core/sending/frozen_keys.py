@@ -53,10 +53,10 @@ class FrozenKeys(dict[str, Freeze[C]]):
 
     def freeze(self, key: str, why: Exception, call: C | None, *, wall: Millis) -> None:
         """A message of the key failed. The first failure is the one that is shown."""
-        found = self.get(key)
-        if found is None:
-            found = self[key] = Freeze(wall, why)
-        found.add(call)
+        freeze_of_key = self.get(key)
+        if freeze_of_key is None:
+            freeze_of_key = self[key] = Freeze(wall, why)
+        freeze_of_key.add(call)
 
     def call_ended(self, call: C) -> list[str]:
         """The call has returned the outcome to its caller; returns the keys that resume."""

@@ -157,10 +157,10 @@ class PendingLine(Generic[M]):
         for part in self._listed:
             if part.keys is None:
                 part.keys = frozenset(map(self._key_of, part.messages))
-        found = [part for part in self._listed if part.keys is None or not wanted.isdisjoint(part.keys)]
+        parts = [part for part in self._listed if part.keys is None or not wanted.isdisjoint(part.keys)]
         for key in wanted & self._by_key.keys():
-            found += self._by_key.pop(key)
-        return found
+            parts += self._by_key.pop(key)
+        return parts
 
     def _take_from(self, part: PendingPart[M], keys: frozenset[str]) -> list[M]:
         gone, kept, sizes, key_of = list[M](), list[M](), list[int](), self._key_of

@@ -26,15 +26,18 @@ LAST_RUN = "last run"
 _AGES = "ages of log files"
 _REBUILD = "rebuild indexes"
 
-VERSION = 7
+VERSION = 8
 """The layout of the tables. Every change needs a new number, so that no broker misreads the file of another version."""
 
 SCHEMA = (
     "CREATE TABLE topics (name TEXT PRIMARY KEY, settings TEXT NOT NULL) WITHOUT ROWID",
     "CREATE TABLE groups (name TEXT PRIMARY KEY, settings TEXT NOT NULL) WITHOUT ROWID",
     "CREATE TABLE offsets (grp TEXT, topic TEXT, broker TEXT, queue_id INTEGER, value INTEGER NOT NULL,"
-    " reset_pending INTEGER NOT NULL, gaps TEXT NOT NULL,"
+    " reset_pending INTEGER NOT NULL, gaps TEXT NOT NULL, marks TEXT NOT NULL,"
     " PRIMARY KEY (grp, topic, broker, queue_id)) WITHOUT ROWID",
+    "CREATE TABLE seen_stamps (grp TEXT, topic TEXT, broker TEXT, queue_id INTEGER, producer TEXT,"
+    " epoch INTEGER NOT NULL, sequence INTEGER NOT NULL, value INTEGER NOT NULL,"
+    " PRIMARY KEY (grp, topic, broker, queue_id, producer)) WITHOUT ROWID",
     "CREATE TABLE leases (grp TEXT, topic TEXT, broker TEXT, queue_id INTEGER, owner TEXT NOT NULL,"
     " epoch INTEGER NOT NULL, lease_ms INTEGER NOT NULL, stock INTEGER NOT NULL,"
     " PRIMARY KEY (grp, topic, broker, queue_id)) WITHOUT ROWID",

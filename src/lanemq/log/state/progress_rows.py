@@ -3,8 +3,11 @@
 A parked message is an offset of the log. Its record is copied here only when retention is about to delete it there.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
+
+import msgspec
 
 from lanemq.core.brokering.progress_store import (
     EndedLane,
@@ -14,14 +17,18 @@ from lanemq.core.brokering.progress_store import (
     SavedOffset,
 )
 from lanemq.core.brokering.queue_progress import LaneName
+from lanemq.core.brokering.queue_seen import SavedSeen
 from lanemq.core.lane_status import Failure, LaneStatus
 from lanemq.log.state.database import State, Sync
+from lanemq.model.log_marks import LastStamp, LogMark
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
 
 _OF_LANES = ("parked_lanes", "parked_chunks", "parked_messages")
-PROGRESS_TABLES = ("offsets", *_OF_LANES)
-_OF_LANE = "grp = ? AND topic = ? AND broker = ? AND queue_id = ? AND key = ?"
+PROGRESS_TABLES = ("offsets", "seen_stamps", *_OF_LANES)
+_OF_QUEUE = "grp = ? AND topic = ? AND broker = ? AND queue_id = ?"
+_OF_LANE = f"{_OF_QUEUE} AND key = ?"
+_MARKS = msgspec.json.Decoder(tuple[int, tuple[LogMark, ...]])
 
 
 class ProgressRows:
@@ -34,9 +41,8 @@ class ProgressRows:
         with self._state.transaction(Sync.FULL if synced else Sync.NORMAL) as db:
             for change in changes:
                 match change:
-                    case SavedOffset(group, queue, offset, pending, finished):
-                        row = (group, *queue, offset, pending, finished)
-                        db.execute("REPLACE INTO offsets VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+                    case SavedOffset():
+                        _save_offset(db, change)
                     case SavedLane():
                         _save_lane(db, change)
                     case EndedLane(lane):
@@ -54,19 +60,25 @@ class ProgressRows:
                 db.execute(f"UPDATE {table} SET broker = ?1 WHERE broker <> ?1", (broker,))
 
     def offsets(self) -> list[SavedOffset]:
-        rows = self._state.rows("SELECT grp, topic, broker, queue_id, value, reset_pending, gaps FROM offsets")
-        return [
-            SavedOffset(group, MessageQueue(*queue), QueueOffset(offset), bool(pending), finished)
-            for group, *queue, offset, pending, finished in rows
-        ]
+        stamps: dict[tuple[object, ...], list[LastStamp]] = defaultdict(list)
+        columns = "grp, topic, broker, queue_id, producer, epoch, sequence, value"
+        for *place, producer, epoch, sequence, offset in self._state.rows(
+            f"SELECT {columns} FROM seen_stamps ORDER BY value"
+        ):
+            stamps[tuple(place)].append(LastStamp(producer, epoch, sequence, offset))
+        rows = self._state.rows("SELECT grp, topic, broker, queue_id, value, reset_pending, gaps, marks FROM offsets")
+        offsets = []
+        for group, *queue, offset, pending, finished, marks in rows:
+            seen = _seen(marks, stamps[(group, *queue)])
+            offsets.append(SavedOffset(group, MessageQueue(*queue), QueueOffset(offset), bool(pending), finished, seen))
+        return offsets
 
     def lanes(self) -> list[SavedLane]:
         columns = "grp, topic, broker, queue_id, key, reason, attempts, since, status, through, first, overtaken"
         lanes = []
         for row in self._state.rows(f"SELECT {columns} FROM parked_lanes"):
             lane, (reason, attempts, since, status, through, first, overtaken) = row[:5], row[5:]
-            group, *queue, key = lane
-            name = LaneName(group, MessageQueue(*queue), key[1:] if key else None)
+            name = _name(*lane)
             query = f"SELECT start, offsets FROM parked_chunks WHERE {_OF_LANE} ORDER BY start"
             chunks = self._state.rows(query, lane)
             failure = Failure(reason, attempts)
@@ -75,10 +87,46 @@ class ProgressRows:
             )
         return lanes
 
+    def last_copies(self) -> list[tuple[LaneName, int]]:
+        """The last copied offset of each lane that has copies."""
+        columns = "grp, topic, broker, queue_id, key"
+        rows = self._state.rows(f"SELECT {columns}, max(value) FROM parked_messages GROUP BY {columns}")
+        return [(_name(*lane), last) for *lane, last in rows]
+
+    def copied_bytes(self) -> int:
+        """Size of all copies."""
+        return int(self._state.rows("SELECT coalesce(sum(length(record)), 0) FROM parked_messages")[0][0])
+
     def copies(self, name: LaneName, start: int, limit: int) -> list[tuple[int, bytes]]:
         query = f"SELECT value, record FROM parked_messages WHERE {_OF_LANE} AND value >= ? ORDER BY value LIMIT ?"
         copies: list[tuple[int, bytes]] = self._state.rows(query, (*_id(name), start, limit))
         return copies
+
+
+def _save_offset(db: Any, row: SavedOffset) -> None:
+    place, seen = (row.group, *row.queue), row.seen
+    marks = "" if seen is None else msgspec.json.encode((seen.done, seen.marks)).decode()
+    values = (*place, row.offset, row.reset_pending, row.finished, marks)
+    db.execute("REPLACE INTO offsets VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
+    if seen is None:
+        return
+    if seen.discarded:
+        db.execute(f"DELETE FROM seen_stamps WHERE {_OF_QUEUE}", place)
+    gone = [(*place, producer) for producer in seen.gone]
+    db.executemany(f"DELETE FROM seen_stamps WHERE {_OF_QUEUE} AND producer = ?", gone)
+    stamps = [(*place, *stamp) for stamp in seen.stamps]
+    db.executemany("REPLACE INTO seen_stamps VALUES (?, ?, ?, ?, ?, ?, ?, ?)", stamps)
+
+
+def _seen(marks: str, stamps: Sequence[LastStamp]) -> SavedSeen | None:
+    if not marks:
+        return None
+    done, known = _MARKS.decode(marks)
+    return SavedSeen(known, done, tuple(stamps))
+
+
+def _name(group: str, topic: str, broker: str, queue_id: int, key: str) -> LaneName:
+    return LaneName(group, MessageQueue(topic, broker, queue_id), key[1:] if key else None)
 
 
 def _save_lane(db: Any, lane: SavedLane) -> None:

@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from hashlib import md5
+from itertools import groupby
 from typing import Any, Final, Literal
 
 import pyarrow as pa
@@ -47,7 +48,7 @@ from lanemq.pipelines.sinks.postgres_staging import (
     staging_name,
     staging_prefix,
 )
-from lanemq.pipelines.sinks.sql import Column, SqlSink, names_of, quoted, quoted_table
+from lanemq.pipelines.sinks.sql import Column, SqlSink, UniqueIndex, names_of, quoted, quoted_table
 from lanemq.pipelines.text_limits import TextLimit
 
 log = logging.getLogger(__name__)
@@ -408,19 +409,19 @@ class PostgresSink(SqlSink):
         if self._columns(connection, self._name):
             connection.execute(f"LOCK TABLE {self._name} IN ROW EXCLUSIVE MODE")
 
-    def _loose_keys(self, connection: Any, keys: Sequence[str]) -> list[tuple[str, str]]:
+    def _unique_indexes(self, connection: Any) -> list[UniqueIndex]:
         found = self._execute(
             connection,
-            "SELECT i.indexrelid::bigint, a.attname, c.collname, coalesce(c.collisdeterministic, true) "
+            "SELECT i.indexrelid::bigint, a.attname, "
+            "CASE WHEN coalesce(c.collisdeterministic, true) THEN '' ELSE c.collname END "
             "FROM pg_index i CROSS JOIN LATERAL unnest(i.indkey::int2[], i.indcollation::oid[]) AS k(attnum, coll) "
             "JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum "
-            "LEFT JOIN pg_collation c ON c.oid = k.coll WHERE i.indisunique AND i.indrelid = to_regclass(?)",
+            "LEFT JOIN pg_collation c ON c.oid = k.coll WHERE i.indisunique AND i.indrelid = to_regclass(?) "
+            "ORDER BY i.indexrelid, k.attnum",
             (self._name,),
         )
-        names: dict[int, set[str]] = {}
-        for index, name, *_ in found:
-            names.setdefault(index, set()).add(name)
-        return [(name, each) for index, name, each, exact in found if not exact and names[index] == set(keys)]
+        by_index = groupby(found, key=lambda row: row[0])
+        return [UniqueIndex(str(index), tuple((name, loose) for _, name, loose in rows)) for index, rows in by_index]
 
     def _column_type(self, field: pa.Field) -> str:
         kind = column_type(field.type)

@@ -3,8 +3,8 @@
 Invariants: the ledger row of (query, table) is locked before a batch is checked and changes together with the rows, so
 of two runs one waits for the other and then sees what it did. A batch that the table has, or whose run was replaced,
 changes nothing. A table that has to be created has no batches, whatever the ledger says. After an error it is unknown
-whether the commit arrived, so the next attempt reads the ledger again. A batch is written only to columns that were
-checked: if another program changes them during a run, they are checked again.
+whether the commit arrived, so the next attempt reads the ledger again. A batch is written only to columns and unique
+indexes that were checked: if another program changes them during a run, they are checked again.
 
 A merge replaces a row only by one with a higher sequence. Deletions stay as rows with `_deleted`; a truncation of the
 source deletes all rows that are older.
@@ -57,6 +57,19 @@ class Column:
     """The category of the type, as the database names it."""
 
 
+@dataclass(frozen=True, slots=True)
+class UniqueIndex:
+    """A unique index as the database describes it."""
+
+    name: str
+    columns: tuple[tuple[str, str], ...]
+    """Each with the collation by which it compares texts loosely; "" if it compares them exactly."""
+
+    def is_of(self, keys: Sequence[str]) -> bool:
+        """Whether it is over exactly these columns."""
+        return {name for name, _ in self.columns} == set(keys)
+
+
 class SqlSink(ExactSink, ABC):
     """What SQLite and PostgreSQL have in common; the abstract methods are the differences."""
 
@@ -80,8 +93,8 @@ class SqlSink(ExactSink, ABC):
         self._clock = clock or SystemClock()
         self._retrying = Retrying(to_millis(wait), self._clock)
         self._extra_columns = ExtraColumns(f"table {table}")
-        self._checked: list[Column] = []
-        """The columns that were found to fit."""
+        self._checked: tuple[list[Column], list[UniqueIndex]] = ([], [])
+        """The columns, and for a merge the unique indexes, that were found to fit."""
 
     def __str__(self) -> str:
         return f"table {self._table}"
@@ -196,10 +209,11 @@ class SqlSink(ExactSink, ABC):
             self._check_upsert(connection, terms)
 
     def _check_changed(self, connection: Any) -> None:
-        """Check the columns again if they are not those of the last check. They stay until the transaction ends."""
+        """Check the table again if it is not as it was at the last check. It stays so until the transaction ends."""
         self._keep_columns(connection)
         there, terms = self._columns(connection, self._name), self._opened()
-        if there == self._checked:
+        indexes = self._unique_indexes(connection) if isinstance(terms.how, Merge) else []
+        if (there, indexes) == self._checked:
             return
         if not there:
             raise StateLost(
@@ -210,7 +224,7 @@ class SqlSink(ExactSink, ABC):
         self._check_columns(there, terms)
         if isinstance(terms.how, Merge):
             self._check_upsert(connection, terms)
-        self._checked = there
+        self._checked = there, indexes
 
     def _fit_extra(self, connection: Any, changes: pa.Table) -> tuple[pa.Table, list[pa.Field]]:
         """The changes as the table can take them, and the columns that only they have."""
@@ -265,7 +279,8 @@ class SqlSink(ExactSink, ABC):
             keys = ", ".join(terms.how.keys) if isinstance(terms.how, Merge) else ""
             raise InvalidOption(f"table {self._table} cannot be merged by {keys}; is it unique? {error}") from error
         assert isinstance(terms.how, Merge)
-        for column, collation in self._loose_keys(connection, terms.how.keys):
+        of_keys = [index for index in self._unique_indexes(connection) if index.is_of(terms.how.keys)]
+        for column, collation in (column for index in of_keys for column in index.columns if column[1]):
             raise InvalidOption(
                 f"column {column} of table {self._table} compares texts loosely (collation {collation}), so rows with "
                 f"different keys, such as a and A, would become one: give the column and its unique index a collation "
@@ -384,11 +399,11 @@ class SqlSink(ExactSink, ABC):
 
     @abstractmethod
     def _keep_columns(self, connection: Any) -> None:
-        """Keep other sessions from changing the table's columns until the transaction ends."""
+        """Keep other sessions from changing the table's columns and indexes until the transaction ends."""
 
     @abstractmethod
-    def _loose_keys(self, connection: Any, keys: Sequence[str]) -> list[tuple[str, str]]:
-        """The columns that a unique index over exactly these keys compares loosely, with their collations."""
+    def _unique_indexes(self, connection: Any) -> list[UniqueIndex]:
+        """The unique indexes of the table."""
 
     @abstractmethod
     def _column_type(self, field: pa.Field) -> str:

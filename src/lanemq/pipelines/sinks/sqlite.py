@@ -17,7 +17,7 @@ from lanemq.model.errors import InvalidOption, LaneError, RequestTimedOut, Stora
 from lanemq.model.units import Seconds
 from lanemq.pipelines.ports import QUEUE
 from lanemq.pipelines.sinks.exact_sink import Terms, is_nested, json_column
-from lanemq.pipelines.sinks.sql import Column, SqlSink, in_rows, names_of, quoted
+from lanemq.pipelines.sinks.sql import Column, SqlSink, UniqueIndex, in_rows, names_of, quoted
 
 BUSY_SECONDS = 1.0
 """How long SQLite itself waits for a lock, before the sink logs a warning and tries again."""
@@ -109,14 +109,16 @@ class SqliteSink(SqlSink):
     def _keep_columns(self, connection: Any) -> None:
         """Nothing to do: the transaction locks the whole file."""
 
-    def _loose_keys(self, connection: Any, keys: Sequence[str]) -> list[tuple[str, str]]:
-        loose: list[tuple[str, str]] = []
+    def _unique_indexes(self, connection: Any) -> list[UniqueIndex]:
+        indexes: list[UniqueIndex] = []
         for _, index, is_unique, *_ in self._execute(connection, f"PRAGMA index_list({self._name})"):
-            columns = self._execute(connection, f"PRAGMA index_xinfo({quoted(index)})")
-            collations = {name: collation for _, _, name, _, collation, is_key in columns if is_key}
-            if is_unique and collations.keys() == set(keys):
-                loose += [(name, each.lower()) for name, each in collations.items() if each != "BINARY"]
-        return loose
+            if is_unique:
+                columns = self._execute(connection, f"PRAGMA index_xinfo({quoted(index)})")
+                loose = (
+                    (name, "" if by == "BINARY" else by.lower()) for _, _, name, _, by, is_key in columns if is_key
+                )
+                indexes.append(UniqueIndex(index, tuple(loose)))
+        return indexes
 
     def _column_type(self, field: pa.Field) -> str:
         return f"{_declared(field.type)}{'' if field.nullable else ' NOT NULL'}"

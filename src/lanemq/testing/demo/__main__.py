@@ -3,11 +3,11 @@
 import os
 import shutil
 import sys
+import time
 from pathlib import Path
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from lanemq.checker.checking import CheckOptions, check
 from lanemq.cli.output import PIPE_WIDTH
@@ -24,6 +24,7 @@ from lanemq.testing.demo.plan import (
     checkpoint_folder,
     table_folder,
 )
+from lanemq.testing.demo.progress import BarProgress, CountedPhase, LineProgress, progress_on
 from lanemq.testing.demo.result import compare, read_rows, rows_in
 from lanemq.testing.demo.run import DemoRun, start_broker, start_console, until
 from lanemq.testing.order_life import OrderEvent, order_events, order_truth
@@ -56,8 +57,9 @@ def _run(run: DemoRun, master: str, console: Console) -> summary.Verdicts:
     run.address = start_broker(run)
     page = start_console(run, checkpoint_folder(run.folder))
     console.print(
-        f"console on {page}; broker on {run.address}; {len(events):,} events of {run.orders:,} orders; "
-        f"{CONSUMERS} consumers; Spark on {master}",
+        f"console on {page}; broker on {run.address}; {len(events):,} events of {run.orders:,} orders, "
+        f"{len(events) - _distinct(events):,} of them sent twice on purpose, so that {_distinct(events):,} belong into "
+        f"the table; {CONSUMERS} consumers; Spark on {master}, which takes up to a minute to start",
         soft_wrap=True,
     )
     with Admin(run.address) as admin:
@@ -91,16 +93,19 @@ def _start_parts(run: DemoRun, master: str) -> None:
 def _watch(run: DemoRun, admin: Admin, events: list[OrderEvent], console: Console) -> None:
     """Shows progress until everything is sent, consumed and in the table; kills two processes half-way."""
     distinct = _distinct(events)
-    columns = (TextColumn("{task.description:<9}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
-        bars = [progress.add_task(what, total=total) for what, total in _goals(len(events), distinct)]
+    phases = (
+        CountedPhase("sent", len(events)),
+        CountedPhase("consumed", len(events)),
+        CountedPhase("in table", distinct),
+    )
+    with progress_on(console, phases) as progress:
         for _ in until("all events to be sent, consumed and in the table"):
             run.check_alive()
-            sent, consumed, in_table = _counts(run, admin)
-            _show(progress, bars, (sent, consumed, in_table))
+            sent, consumed, in_table = counts = _counts(run, admin)
+            progress.show(counts, time.perf_counter())
             if consumed * 2 >= len(events) and "consumer-1" not in run.killed:
                 run.kill("consumer-1", run.processes["consumer-1"].pid)
-                progress.console.print("killed consumer-1 with SIGKILL half-way")
+                progress.say("killed consumer-1 with SIGKILL half-way")
             if in_table * 2 >= distinct and "executor" not in run.killed:
                 _kill_executor(run, progress)
             if min(sent, consumed) >= len(events) and in_table >= distinct:
@@ -111,15 +116,6 @@ def _distinct(events: list[OrderEvent]) -> int:
     return len({(event.order, event.seq) for event in events})
 
 
-def _goals(events: int, distinct: int) -> tuple[tuple[str, int], ...]:
-    return ("sent", events), ("consumed", events), ("in table", distinct)
-
-
-def _show(progress: Progress, bars: list[TaskID], counts: tuple[int, ...]) -> None:
-    for bar, count in zip(bars, counts, strict=True):
-        progress.update(bar, completed=count)
-
-
 def _counts(run: DemoRun, admin: Admin) -> tuple[int, int, int]:
     """Messages stored, messages that the consumers have committed, rows in the table."""
     sent = sum(queue.end for queue in admin.describe_topic(TOPIC).queues)
@@ -127,12 +123,12 @@ def _counts(run: DemoRun, admin: Admin) -> tuple[int, int, int]:
     return sent, consumed, rows_in(table_folder(run.folder))
 
 
-def _kill_executor(run: DemoRun, progress: Progress) -> None:
+def _kill_executor(run: DemoRun, progress: BarProgress | LineProgress) -> None:
     processes = executors(run.processes["pipeline"].pid)
     if not processes:
         raise LaneError("Spark has no executor in a process of its own that could be killed: use a cluster as --master")
     run.kill("executor", processes[0])
-    progress.console.print(f"killed one of {len(processes)} Spark executors with SIGKILL half-way")
+    progress.say(f"killed one of {len(processes)} Spark executors with SIGKILL half-way")
 
 
 if __name__ == "__main__":

@@ -53,13 +53,10 @@ def _figures(run: DemoRun, verdicts: Verdicts) -> list[tuple[str, str]]:
     seconds = run.marks["done"] - run.marks["start"]
     return [
         ("events sent and acknowledged", f"{report.coverage.get('acked', 0):,}"),
+        ("  of these sent twice on purpose, applied once", f"{absorbed:,} of {verdicts.repeated:,}"),
+        ("  the rest: rows in the table, each once", f"{table.rows:,}"),
         ("orders whose final state is right", f"{table.orders - len(table.wrong):,} of {table.orders:,}"),
-        ("transitions in the table, each once", f"{table.rows:,}"),
-        (
-            "repeated events absorbed by the pipeline",
-            f"{absorbed:,} of {verdicts.repeated:,}",
-        ),
-        ("events consumed in order by consumers", f"{account.finished if account else 0:,}"),
+        ("events handled in order by the consumers", f"{account.finished if account else 0:,}"),
         ("consumers and executors killed", str(len(run.killed))),
         ("redelivered to consumers after the kill", f"{_redelivered(verdicts):,}"),
         ("batches of the pipeline", f"{verdicts.pipeline.get('batches', 0):,}"),
@@ -95,8 +92,8 @@ def _print_commands(run: DemoRun, verdicts: Verdicts, console: Console) -> None:
         _about_redelivery(_redelivered(verdicts)),
         f"the table: {table_folder(run.folder)} (Delta)",
         f"check the histories again: {command} check {run.history} --drained --foreign-members",
-        f"  (groups {PIPELINE_GROUP} and pipeline-orders there are the pipeline as reader and as writer: it applies "
-        f"rows, so no handler finishes messages, and both say finished 0)",
+        f"  (it prints `finished 0` for {PIPELINE_GROUP} and pipeline-orders: they are the pipeline, which calls no "
+        f"handler; its rows were compared above)",
         f"the same broker again: {command} broker --data {run.folder / 'data'} --listen {run.address}",
         f"while it runs, the pipeline's batches, lanes and lag: "
         f"{command} pipeline status {checkpoint_folder(run.folder)}",

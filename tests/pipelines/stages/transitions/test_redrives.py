@@ -232,6 +232,21 @@ def test_a_message_that_waits_in_its_lane_is_not_redriven_as_a_dead_letter(tmp_p
         pipeline.dead_letters.redrive(LETTER)
 
 
+@pytest.mark.parametrize("policy", [Park(), Hold(retries=1, first=0.01)])
+def test_an_undecodable_message_has_one_notice_however_often_its_key_is_redriven(tmp_path: Path, policy: Any) -> None:
+    pipeline = DeadLetterPipeline(tmp_path, on_failure=policy)
+    pipeline.process(Sent(0, 0, "a", b"{"), Sent(0, 1, "a", b"["))
+    for _ in range(3):
+        parked(tmp_path).redrive("a")
+        pipeline.process_retry_pass()
+        pipeline.restart()
+    assert [row["queue_offset"] for row in pipeline.sink.dead_rows()] == [0]
+    pipeline.restart(decode=lambda body: 1 if body == b"{" else int(body))
+    parked(tmp_path).redrive("a")
+    pipeline.process_retry_pass()
+    assert [row["queue_offset"] for row in pipeline.sink.dead_rows()] == [0, 1], "the next one fails for the first time"
+
+
 def test_a_notice_is_settled_when_its_message_does_not_wait_any_more(tmp_path: Path) -> None:
     pipeline = DeadLetterPipeline(tmp_path, on_failure=Park())
     pipeline.process(Sent(0, 0, "a", b"{"), Sent(0, 1, "b", b"{"), Sent(0, 2, "a", 2))

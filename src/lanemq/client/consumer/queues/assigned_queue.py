@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from lanemq.background_log import ClientLog
 from lanemq.client.consumer.options import ConsumerOptions
+from lanemq.client.consumer.queues.read_log import ReadLog
 from lanemq.client.consumer.turns.scheduler import Scheduler
 from lanemq.client.consumer.turns.subscription import ActiveSubscription
 from lanemq.client.message import MessageSource
@@ -17,12 +18,13 @@ from lanemq.core.consuming.lane_queue import MemberProgress
 from lanemq.core.consuming.lanes_aside import ParkedAtBroker
 from lanemq.core.consuming.queue_lease import LeaseTimes, QueueLease
 from lanemq.core.consuming.rebalance import QueueEvent, QueueLifecycle
-from lanemq.core.consuming.repeats import SeenStamps
-from lanemq.core.consuming.runs import NO_LEASE_NEEDED, NOT_LEASED
+from lanemq.core.consuming.runs import NO_LEASE_NEEDED, NOT_LEASED, Order
 from lanemq.core.finished_ranges import MAX_RANGES, NOTHING_FINISHED
 from lanemq.history import RecordedLease
+from lanemq.model.log_marks import SeenLog
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis, QueueOffset
+from lanemq.wire.log_marks import log_mark
 
 log = ClientLog(__name__)
 
@@ -35,9 +37,18 @@ class StartPosition(NamedTuple):
 
     progress: MemberProgress
     """As the broker has it. What former owners finished above the offset is not run again."""
+    read_log: ReadLog
+    """What former owners have read of the log."""
     parked: tuple[ParkedAtBroker, ...] = ()
     """Lanes of the queue that the broker has parked."""
     parked_serial: int = 0
+
+
+class QueueReport(NamedTuple):
+    """What is reported of a queue: both as of the same moment."""
+
+    progress: MemberProgress
+    seen: SeenLog | None = None
 
 
 class AssignedQueue:
@@ -87,8 +98,8 @@ class AssignedQueue:
         """A newer version, which is to be read."""
         self.lane_tasks: set[asyncio.Task[None]] = set()
         """Requests about lanes that are under way."""
-        self.seen: SeenStamps | None = None
-        """The stamps of what was pulled, if repeats are dropped; None before the first pull and after a reset."""
+        self.read_log = ReadLog()
+        """What was read of the log since the queue started at an offset."""
 
     def start_at(self, start: StartPosition) -> None:
         """Starts at what the broker has stored, with nothing of what was here before.
@@ -104,22 +115,44 @@ class AssignedQueue:
                 finished=start.progress.finished,
                 parked=start.parked,
                 broker_parks=self.keeps_parked,
+                keeps_newest=start.read_log.is_compared,
             )
         self.confirmed, self.check_end = start.progress, False
         self.parked_serial = start.parked_serial
-        self.seen = None
+        self.read_log = start.read_log
 
     def progress(self) -> MemberProgress:
         """What may be committed now. Finished ranges are only for brokers with epochs, which store them."""
         offset, finished = self.scheduler.progress(self.queue)
         return MemberProgress(offset, finished.lowest(MAX_RANGES) if self.epoch else NOTHING_FINISHED)
 
-    def unconfirmed(self) -> MemberProgress | None:
+    def unconfirmed(self) -> QueueReport | None:
         """What must be reported; None if the broker has it, or if the queue leaves its position or is not ours."""
         if self.released or self.moving is not None:
             return None
+        report = self.report()
+        return None if report.progress == self.confirmed else report
+
+    def report(self) -> QueueReport:
         progress = self.progress()
-        return None if progress == self.confirmed else progress
+        if not self.read_log.is_compared:
+            return QueueReport(progress)
+        with self.scheduler as lanes:
+            newest = lanes[self.queue].newest_finished
+        done = None if newest is None else log_mark(newest.record)
+        return QueueReport(progress, self.read_log.report(done, by_key=self.subscription.order is Order.KEY))
+
+    def reported(self, report: QueueReport) -> None:
+        """The broker or coordinator has a report."""
+        self.confirmed = report.progress
+        if report.seen is not None:
+            self.read_log.reported(report.seen)
+
+    def report_again(self) -> None:
+        """What was reported may be lost."""
+        self.confirmed = None
+        self.check_end = not self.is_lanemq
+        self.read_log.report_again()
 
     def leaves_messages(self, offset: QueueOffset) -> bool:
         """Whether messages may be unfinished when the queue is given up at an offset.
@@ -206,6 +239,12 @@ class Assignment:
         with assigned.scheduler as lanes:
             lanes.drop(assigned.queue)
         return True
+
+    def take_again(self, assigned: AssignedQueue, why: str) -> None:
+        """Gives a queue up, as at a rebalance, and takes it again from the committed offset."""
+        log.warning("%s is given up and taken again: %s", assigned, why)
+        assigned.read_log.is_other = True
+        self._on_lost()
 
     def lose(self, assigned: AssignedQueue, why: str) -> None:
         """Drops a queue that now belongs to another member, without a commit."""

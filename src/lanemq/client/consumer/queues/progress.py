@@ -22,9 +22,10 @@ from typing import Any, TypeAlias
 from lanemq.background_log import ClientLog
 from lanemq.client.consumer.calls import ConsumerCalls, Granted
 from lanemq.client.consumer.options import ConsumerOptions, StartFrom
-from lanemq.client.consumer.queues.assigned_queue import AssignedQueue, Assignment, StartPosition
+from lanemq.client.consumer.queues.assigned_queue import AssignedQueue, Assignment, QueueReport, StartPosition
 from lanemq.client.consumer.queues.lane_calls import LaneCalls, lane_status
 from lanemq.client.consumer.queues.local_offsets import LocalOffsets, local_offsets
+from lanemq.client.consumer.queues.read_log import FormerRead, LogComparison, ReadLog
 from lanemq.client.consumer.turns.history import group_in_history
 from lanemq.client.message import Message, read_messages
 from lanemq.core.consuming.lane_queue import MemberProgress
@@ -71,6 +72,7 @@ class QueueReporter:
         self._clock = options.clock
         self._calls = calls
         self._lane_calls = LaneCalls(options.group, calls)
+        self._comparison = LogComparison(options.group, calls)
         self._assignment = assignment
         self._is_leased = is_leased
         self._local = local_offsets(options) if options.broadcasting else None
@@ -90,13 +92,13 @@ class QueueReporter:
         Raises if the broker cannot answer: a guess would skip messages or repeat all of them.
         """
         if granted is None:
-            return StartPosition(MemberProgress(await self._start_offset(queue, NO_EPOCH)))
+            return StartPosition(MemberProgress(await self._start_offset(queue, NO_EPOCH)), ReadLog())
         offset = granted.offset
         if offset is None:
             offset = await self._start_offset(queue, granted.epoch)
         elif granted.moved is not None:  # nothing here is from before the reset: it is obeyed by starting there
             await self._calls.commit(queue, offset, granted.epoch)
-        start = StartPosition(MemberProgress(offset, granted.finished))
+        start = StartPosition(MemberProgress(offset, granted.finished), await self._read_log(queue, granted))
         if not granted.parked:
             return start
         if order is not Order.KEY:
@@ -104,6 +106,20 @@ class QueueReporter:
             self._rate_limited.warn(str(queue), text)
             return start
         return start._replace(parked=await self._lane_calls.parked(queue), parked_serial=granted.parked)
+
+    async def _read_log(self, queue: MessageQueue, granted: Granted) -> ReadLog:
+        """What former owners have read, compared with the log, in a coordinated group; raises `LogReplaced`."""
+        if self._calls.coordination.address is None or not granted.epoch:
+            return ReadLog()
+        return ReadLog(await self._comparison.former(queue))
+
+    async def is_same_log(self, assigned: AssignedQueue) -> bool:
+        """Whether the log of a queue, perhaps at another master, is the one that was read; if not, it is given up."""
+        read = assigned.read_log.read
+        if read is None or (other := await self._comparison.other(assigned.queue, read)) is None:
+            return True
+        self._assignment.take_again(assigned, f"its broker has lost messages, among them offset {other.read.offset}")
+        return False
 
     async def _start_offset(self, queue: MessageQueue, epoch: Epoch) -> QueueOffset:
         if self._local is not None:
@@ -158,11 +174,11 @@ class QueueReporter:
 
     async def commit_all(self) -> None:
         """Reports all queues that moved; a failure of one does not stop the others."""
-        moved = [(each, progress) for each in self._assignment if (progress := each.unconfirmed()) is not None]
+        moved = [(each, report) for each in self._assignment if (report := each.unconfirmed()) is not None]
         if self._local is not None:
             self._save(self._local, moved)
         else:
-            await asyncio.gather(*(self._try_commit(assigned, progress) for assigned, progress in moved))
+            await asyncio.gather(*(self._try_commit(assigned, report) for assigned, report in moved))
 
     def report_again(self, broker: str) -> None:
         """Reports all offsets of a broker again after a lost connection.
@@ -172,26 +188,26 @@ class QueueReporter:
         """
         for assigned in self._assignment:
             if broker in (assigned.queue.broker, assigned.coordinator):
-                assigned.confirmed = None
-                assigned.check_end = not assigned.is_lanemq
+                assigned.report_again()
 
-    def _save(self, local: LocalOffsets, moved: Iterable[tuple[AssignedQueue, MemberProgress]]) -> None:
+    def _save(self, local: LocalOffsets, moved: Iterable[tuple[AssignedQueue, QueueReport]]) -> None:
         reports = dict(moved)
         if reports:
-            local.save({assigned.queue: progress.offset for assigned, progress in reports.items()})
-        for assigned, progress in reports.items():
-            assigned.confirmed = progress
+            local.save({assigned.queue: report.progress.offset for assigned, report in reports.items()})
+        for assigned, report in reports.items():
+            assigned.reported(report)
 
-    async def _try_commit(self, assigned: AssignedQueue, progress: MemberProgress) -> None:
+    async def _try_commit(self, assigned: AssignedQueue, report: QueueReport) -> None:
         try:
-            await self._commit(assigned, progress)
+            await self._commit(assigned, report)
         except LeaseLost:
             pass  # `_commit` has dropped the queue
         except LaneError as error:
             text = f"offset of {assigned} could not be committed, trying again"
             self._rate_limited.failed(str(assigned), text, error)
 
-    async def _commit(self, assigned: AssignedQueue, progress: MemberProgress) -> None:
+    async def _commit(self, assigned: AssignedQueue, report: QueueReport) -> None:
+        progress = report.progress
         if assigned.check_end and not await self._is_in_queue(assigned, progress.offset):
             return
         self._check_leased(assigned)
@@ -199,7 +215,7 @@ class QueueReporter:
         asked = history.now() if history.on else 0
         place = self._place(assigned.queue, progress.offset)
         try:
-            taken = await self._calls.commit(assigned.queue, progress.offset, epoch, progress.finished)
+            taken = await self._calls.commit(assigned.queue, progress.offset, epoch, progress.finished, report.seen)
         except LeaseLost as error:
             if history.on:
                 history.commit_refused(place, str(error), epoch=epoch, asked=asked)
@@ -207,7 +223,7 @@ class QueueReporter:
             raise
         if history.on and taken:
             history.committed(place, epoch=epoch, asked=asked)
-        assigned.confirmed = progress
+        assigned.reported(report)
 
     def _check_leased(self, assigned: AssignedQueue) -> None:
         """Raises if the queue may belong to another member by now, where the broker would not notice.
@@ -255,7 +271,8 @@ class QueueReporter:
         await self._commit_move(assigned, offset, "the broker or a person named another offset")
         parked = await self._lane_calls.parked(queue) if assigned.keeps_parked else ()
         if not assigned.released:
-            assigned.start_at(StartPosition(MemberProgress(offset), parked, assigned.parked_serial))
+            read_log = ReadLog(FormerRead() if assigned.read_log.is_compared else None)
+            assigned.start_at(StartPosition(MemberProgress(offset), read_log, parked, assigned.parked_serial))
             assigned.moving, assigned.moved_at = None, self._clock.now()
 
     async def hand_over(self, assigned: AssignedQueue) -> None:
@@ -267,11 +284,11 @@ class QueueReporter:
         await self._flush_lanes(assigned)
         if assigned.released:
             return
-        progress = assigned.progress()
+        report = assigned.report()
         if self._local is not None:
-            self._save(self._local, [(assigned, progress)])
-        elif progress != assigned.confirmed or assigned.leaves_messages(progress.offset):
-            await self._commit(assigned, progress)
+            self._save(self._local, [(assigned, report)])
+        elif report.progress != assigned.confirmed or assigned.leaves_messages(report.progress.offset):
+            await self._commit(assigned, report)
 
     async def _commit_move(self, assigned: AssignedQueue, offset: QueueOffset, reason: str) -> None:
         self._record_reset(assigned.queue, offset, reason, assigned.epoch)

@@ -30,6 +30,7 @@ from lanemq.model.units import QueueOffset, to_millis
 from lanemq.net.rate_limited_log import RateLimitedLog
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.headers import PullHeader
+from lanemq.wire.log_marks import log_mark
 from lanemq.wire.record import PULL_SUBSCRIPTION, PULL_SUSPEND
 
 log = ClientLog(__name__)
@@ -102,7 +103,7 @@ class Puller:
         if assigned.moving is not None:
             await self._progress.move(assigned, assigned.moving)
             return
-        if not assigned.may_pull(now=self._clock.now()):
+        if assigned.read_log.is_other or not assigned.may_pull(now=self._clock.now()):
             await self._wait(assigned, to_millis(PULL_RETRY))
             return
         scheduler, queue = assigned.scheduler, assigned.queue
@@ -125,16 +126,36 @@ class Puller:
         """Pulls as long as one answer can be followed by the next pull at once."""
         queue = assigned.queue
         await self._heartbeat.send_to(self._calls.address(queue.topic, assigned.coordinator))
-        if self._options.drop_repeats and assigned.seen is None and not assigned.is_lanemq:
-            assigned.seen = await self._look_back(assigned, offset)
+        if not await self._is_same_log(assigned):
+            return
+        if self._drops_repeats and assigned.read_log.stamps is None and not assigned.is_lanemq:
+            assigned.read_log.stamps = await self._look_back(assigned, offset)
         assigned.last_pull = self._clock.now()
         pulled = await self._calls.pull(self._header(assigned, offset), queue.broker, partial(self._answered, assigned))
         if assigned.released:
             return
         if pulled.code == ResponseCode.PULL_OFFSET_MOVED:
+            assigned.read_log.master = None
+            if not await self._is_same_log(assigned):
+                return
             await self._progress.move(assigned, pulled.next_offset)
         elif pulled.code == ResponseCode.PULL_NOT_FOUND and self._clock.now() - assigned.last_pull < EMPTY_PAUSE_MS:
             await asyncio.sleep(EMPTY_PAUSE_MS / 1000)
+
+    async def _is_same_log(self, assigned: AssignedQueue) -> bool:
+        """Compares the log with what was read of it, once at each master and after each lost connection."""
+        log, master = assigned.read_log, self._calls.master(assigned.queue.topic, assigned.queue.broker)
+        if not log.is_compared or log.master == master:
+            return True
+        if not await self._progress.is_same_log(assigned):
+            return False
+        log.master = master
+        return True
+
+    @property
+    def _drops_repeats(self) -> bool:
+        wanted = self._options.drop_repeats
+        return self._calls.coordination.address is not None if wanted is None else wanted
 
     def _answered(self, assigned: AssignedQueue, pulled: Pulled, pulled_from: QueueOffset) -> QueueOffset | None:
         """Takes an answer, or a part of one; returns where the next begins, if it may be pulled at once."""
@@ -155,7 +176,10 @@ class Puller:
             messages = []
         else:
             return False
+        messages, repeats = self._without_repeats(assigned, messages)
         with assigned.scheduler as lanes:
+            if repeats and assigned.queue in lanes:
+                lanes[assigned.queue].leave_out(repeats)
             return lanes.put(assigned.queue, messages, pulled.next_offset, pulled_from=pulled_from)
 
     def _next_at_once(self, assigned: AssignedQueue) -> QueueOffset | None:
@@ -190,12 +214,20 @@ class Puller:
         )
 
     def _accepted(self, assigned: AssignedQueue, body: bytes) -> list[Message]:
-        """The messages, without those whose tag only has the same hash as an accepted one, and without repeats."""
+        """The messages, without those whose tag only has the same hash as an accepted one."""
         messages = read_waiting(assigned.source, body)
-        tags, seen = assigned.subscription.filter, assigned.seen
-        if tags.tags:
-            messages = [each for each in messages if tags.accepts(each.tag)]
-        return messages if seen is None else [each for each in messages if not self._is_repeat(assigned, seen, each)]
+        if assigned.read_log.is_compared and messages:
+            assigned.read_log.read = log_mark(messages[-1].record)
+        tags = assigned.subscription.filter
+        return [each for each in messages if tags.accepts(each.tag)] if tags.tags else messages
+
+    def _without_repeats(self, assigned: AssignedQueue, messages: list[Message]) -> tuple[list[Message], list[int]]:
+        """The messages, and the offsets of those that are repeats and were left out."""
+        seen = assigned.read_log.stamps
+        if seen is None:
+            return messages, []
+        repeats = [each.queue_offset for each in messages if self._is_repeat(assigned, seen, each)]
+        return [each for each in messages if each.queue_offset not in repeats] if repeats else messages, repeats
 
     def _is_repeat(self, assigned: AssignedQueue, seen: SeenStamps, message: Message) -> bool:
         if not seen.is_repeat(message.stamp, message.queue_offset):

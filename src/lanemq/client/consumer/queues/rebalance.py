@@ -28,10 +28,10 @@ from lanemq.client.topic_route import TopicRoute
 from lanemq.core.consuming.queue_lease import QueueLease
 from lanemq.core.consuming.rebalance import QueueEvent, QueueStage, queue_changes
 from lanemq.core.consuming.runs import Order
-from lanemq.model.errors import BrokerRefused, GroupConflict, LaneError, TopicNotFound, TransportError
+from lanemq.model.errors import BrokerRefused, GroupConflict, LaneError, LogReplaced, TopicNotFound, TransportError
 from lanemq.model.names import RETRY_PREFIX
 from lanemq.model.queue import MessageQueue
-from lanemq.model.units import Epoch, to_millis
+from lanemq.model.units import Epoch, Millis, to_millis
 from lanemq.net.rate_limited_log import RateLimitedLog
 from lanemq.wire.codes import ResponseCode
 
@@ -40,6 +40,8 @@ log = ClientLog(__name__)
 ROUND_EVERY = 20.0
 """Seconds between two rounds (RocketMQ's RebalanceService). Brokers announce changes at once; a round at this interval
 finds those whose announcement was lost."""
+STOPPED_MS = 10_000
+"""Between two looks at a queue whose log is not the one that the group has read."""
 ROUND_SOON = 0.5
 """Seconds until the next round when a queue could not be taken or given up (RocketMQ's RebalanceImpl), or when its
 broker has no master."""
@@ -104,6 +106,8 @@ class Rebalancer:
         self._codec = codec_named(options.codec)
         self._rate_limited = RateLimitedLog(log, options.clock)
         # By topic: the allocation that was logged last, so that an unchanged one is not logged again.
+        self._stopped_until: dict[MessageQueue, Millis] = {}
+        """Queues whose log is not the one that the group has read, and when they are looked at again."""
         self._logged: dict[str, tuple[int, int, list[MessageQueue]]] = {}
 
     async def run(self, first_done: Callable[[], None]) -> None:
@@ -167,7 +171,10 @@ class Rebalancer:
         for queue in changes.release:
             self._release(have[queue])
         for queue in changes.keep:
-            self._keep(have[queue])
+            if have[queue].read_log.is_other:
+                self._release(have[queue])
+            else:
+                self._keep(have[queue])
         taken = await self._acquire(route, changes.acquire) if changes.acquire else 0
         self._log_change(route, len(members), share, taken)
         if self._options.broadcasting:
@@ -282,11 +289,14 @@ class Rebalancer:
     # new queues
 
     async def _acquire(self, route: TopicRoute, queues: Sequence[MessageQueue]) -> int:
-        """Takes queues from all brokers at once and returns how many it got."""
+        """Takes queues from all brokers at once and returns how many it got, or will not ask for now."""
         parts: dict[str, list[MessageQueue]] = {}
-        for queue in queues:
+        now = self._options.clock.now()
+        wanted = [queue for queue in queues if self._stopped_until.get(queue, now) <= now]
+        for queue in wanted:
             parts.setdefault(self._coordination.of(queue.broker), []).append(queue)
-        return sum(await asyncio.gather(*(self._acquire_from(route, name, part) for name, part in parts.items())))
+        taken = await asyncio.gather(*(self._acquire_from(route, name, part) for name, part in parts.items()))
+        return len(queues) - len(wanted) + sum(taken)
 
     async def _acquire_from(self, route: TopicRoute, broker: str, queues: list[MessageQueue]) -> int:
         lane = self._options.speaks_lane(self._coordination.is_lanemq(route, broker))
@@ -299,7 +309,7 @@ class Rebalancer:
             except LaneError as error:
                 self._failed(route.topic, f"queues of {route.topic} at {broker} cannot be taken yet", error)
                 return 0
-        return sum(await asyncio.gather(*(self._begin(route, queue, *given) for queue, given in leases.items())))
+        return sum(await asyncio.gather(*(self._begin(route, queue, *start) for queue, start in leases.items())))
 
     async def _begin(
         self, route: TopicRoute, queue: MessageQueue, lease: QueueLease | None, granted: Granted | None
@@ -313,7 +323,10 @@ class Rebalancer:
             order = self._subscriptions[queue.topic].subscription.order
             start = await self._progress.start_of(queue, granted, order)
         except LaneError as error:
-            self._failed(queue.topic, f"{queue} cannot be taken yet, where to start is not known", error)
+            if isinstance(error, LogReplaced):
+                self._stop_queue(queue, error)
+            else:
+                self._failed(queue.topic, f"{queue} cannot be taken yet, where to start is not known", error)
             if lease is not None:
                 await self._leases.unlock(queue, lease.epoch)
             return False
@@ -321,6 +334,12 @@ class Rebalancer:
             self._progress.record_found(queue, start.progress.offset, asked)
         self._assign(route, queue, lease, start)
         return True
+
+    def _stop_queue(self, queue: MessageQueue, error: LogReplaced) -> None:
+        """Leaves a queue alone for a while: a grant costs the coordinator a write, and only an operator can help."""
+        log.error("%s", error)
+        self._stopped_until[queue] = Millis(self._options.clock.now() + STOPPED_MS)
+        asyncio.get_running_loop().call_later(STOPPED_MS / 1000, self._trigger.now)
 
     def _assign(self, route: TopicRoute, queue: MessageQueue, lease: QueueLease | None, start: StartPosition) -> None:
         active, options = self._subscriptions[queue.topic], self._options

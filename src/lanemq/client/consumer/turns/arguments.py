@@ -131,7 +131,7 @@ def read_signature(handler: Handler, codec: Codec, *, batched: bool) -> Signatur
 
 
 def plain_call(handler: Handler, signature: Signature) -> HandlerCall:
-    """The call of a handler that takes an event, a message, or both."""
+    """How to call a handler that takes an event, a message, or both."""
     is_async, name = returns_awaitable(handler), signature.name
     handler = awaitable_call(handler)
     roles, decode = signature.parameters, signature.event
@@ -196,7 +196,7 @@ def _undecodable(message: Message, error: Exception) -> Undecodable:
 def call_in_context(
     handler: Handler, signature: Signature, middleware: Sequence[Middleware], provided: Provided
 ) -> HandlerCall:
-    """The call of a handler inside its middleware, with its dependencies made for each turn."""
+    """How to call a handler inside its middleware, with its dependencies made for each turn."""
     if returns_awaitable(handler):
         handler = awaitable_call(handler)
         return HandlerCall(signature.name, True, partial(_turn_async, handler, signature, tuple(middleware), provided))

@@ -91,7 +91,8 @@ class HeldLanes:
         if message.timer is not None:
             reason = f"timer {storable(message.timer.name)!r}: {reason}"
         then = next_step(self._rules.policy, failures)
-        if poison and failures == 1 and then != SkipMessage():
+        if poison and not message.noticed and then != SkipMessage():
+            message = replace(message, noticed=True)
             self._dead_letter(message, name, reason, failures, waits=True)
         match then:
             case RetryLater(delay):

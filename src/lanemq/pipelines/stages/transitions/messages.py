@@ -102,6 +102,8 @@ class WaitingMessage(msgspec.Struct, array_like=True, gc=False):
     """Wall time of the unit of work in which it came, for the same reason."""
     timer: PendingTimer | None = None
     """The timer that failed, or is tried again, in place of a message. All other fields then mean nothing."""
+    noticed: bool = False
+    """Whether a dead letter says already that it cannot be decoded and waits."""
 
     def event(self, key: str | None, value: object, attempt: int) -> Event:
         """The event for the step."""

@@ -1,0 +1,141 @@
+"""What groups have seen of the queues' logs: told to new owners, and compared with what the brokers have.
+
+A new owner compares the newest marks by itself and starts nothing on a mismatch. Here an operator learns up to where
+the log is the same, and drops what lies above.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from lanemq.broker.context import GroupContext
+from lanemq.broker.dispatch import Handler, answer
+from lanemq.coordinator.background_answers import BackgroundAnswers
+from lanemq.coordinator.cluster import ClusterLink
+from lanemq.coordinator.queues import ClusterQueues
+from lanemq.core.brokering.progress_store import EndedLane, ProgressChange, SavedLane, SavedOffset
+from lanemq.core.brokering.queue_progress import LaneName, QueueProgress
+from lanemq.core.finished_ranges import FinishedRanges
+from lanemq.model.errors import BrokerBusy, LaneError
+from lanemq.model.keys import shown_key
+from lanemq.model.log_marks import SeenLog, differs
+from lanemq.model.names import check_group
+from lanemq.net.address import Address
+from lanemq.net.peer import Peer
+from lanemq.wire.codes import RequestCode, ResponseCode
+from lanemq.wire.command import Command
+from lanemq.wire.lane_bodies import CompareAnswer, CompareBody, LaneBody, OtherLogBody, SeenBody
+from lanemq.wire.log_marks import mark_in
+
+log = logging.getLogger(__name__)
+
+AT_ONCE = 32
+"""Queues that are compared at once: each costs a request or two to its broker."""
+
+
+class _Other(NamedTuple):
+    progress: QueueProgress
+    end: int
+    """Below it, the log is the same."""
+
+
+class ComparisonHandler:
+    """Requests 4211 and 4212."""
+
+    def __init__(self, parts: GroupContext, link: ClusterLink, queues: ClusterQueues) -> None:
+        self._parts = parts
+        self._link = link
+        self._queues = queues
+        self._answers = BackgroundAnswers()
+
+    def table(self) -> dict[int, Handler]:
+        return {RequestCode.LANE_SEEN: self._seen, RequestCode.LANE_COMPARE: self._compare}
+
+    def _seen(self, peer: Peer, request: Command) -> None:
+        wanted = LaneBody.of_request(request.body)
+        queue = self._queues.named(wanted.topic, wanted.broker, wanted.queue_id)
+        seen = self._parts.progress.at(check_group(wanted.group), queue).seen
+        body = SeenBody() if seen is None else SeenBody(seen=SeenLog(seen.last_read, seen.last_done, seen.stamps))
+        answer(peer, request, {}, body.encode())
+
+    def _compare(self, peer: Peer, request: Command) -> None:
+        body = CompareBody.of_request(request.body)
+        self._parts.admit(check_group(body.group))
+        self._answers.begin(peer, request, self._compared(body))
+
+    async def _compared(self, body: CompareBody) -> CompareAnswer:
+        """Compare all queues, and drop what others have if that is wanted."""
+        room, result, others = asyncio.Semaphore(AT_ONCE), CompareAnswer(), list[_Other]()
+
+        async def compare(progress: QueueProgress) -> None:
+            async with room:
+                try:
+                    end = await self._same_below(progress)
+                except LaneError as error:
+                    result.problems.append(f"{progress.queue}: {error}")
+                    return
+            result.compared += 1
+            if end is not None:
+                others.append(_Other(progress, end))
+
+        places = [each for each in self._parts.progress.of_group(body.group) if each.seen is not None]
+        await asyncio.gather(*map(compare, places))
+        result.others = [_described(each) for each in sorted(others, key=lambda each: each.progress.queue)]
+        if body.apply and others:
+            await self._drop(others)
+        return result
+
+    async def _same_below(self, progress: QueueProgress) -> int | None:
+        """Up to where a queue's log is the one that the group has read; None if that is all that it is done with."""
+        seen, queue = progress.seen, progress.queue
+        if seen is None:
+            return None
+        master, end = self._master(queue.broker), 0
+        first = await self._link.first_offset(master, queue)
+        for mark in reversed(seen.marks):
+            there = mark_in(await self._link.message(master, queue, mark.offset))
+            if differs(mark, there, first) is None:
+                end = mark.offset + 1
+                break
+        return end if end <= seen.done else None
+
+    def _master(self, broker: str) -> Address:
+        master = self._queues.masters.get(broker)
+        if master is None:
+            raise BrokerBusy(ResponseCode.SYSTEM_BUSY, f"broker {broker} has no master now")
+        return master
+
+    async def _drop(self, others: Sequence[_Other]) -> None:
+        """Drop what lies above, and wait until that is on disk."""
+        rows: list[ProgressChange] = []
+        for progress, end in others:
+            last = self._parts.locks.latest(progress.group, progress.queue)
+            for key, offsets in progress.rewind(end, owned=last is not None and bool(last.owner)).items():
+                log.warning(
+                    "group %s: %d parked messages of key %s of %s are dropped, from offset %d on: they are lost",
+                    progress.group, len(offsets), shown_key(key), progress.queue, offsets[0],
+                )  # fmt: skip
+                lane = progress.lanes.get(key)
+                rows.append(EndedLane(LaneName(progress.group, progress.queue, key)))
+                rows += () if lane is None else (SavedLane.of(lane, lane.offsets.rows()),)
+            log.warning("group %s continues in %s at offset %s", progress.group, progress.queue, progress.offset)
+            rows.append(SavedOffset.of(progress))
+        await self._parts.progress_keeper.saved(rows)
+
+
+def _described(other: _Other) -> OtherLogBody:
+    progress, end = other
+    topic, broker, queue_id = progress.queue
+    offset = progress.offset or 0
+    finished = FinishedRanges.decode(progress.finished, offset)
+    parked = sum(len(lane.offsets.from_offset(end, len(lane.offsets))) for lane in progress.lanes.values())
+    return OtherLogBody(
+        topic=topic,
+        broker=broker,
+        queue_id=queue_id,
+        offset=offset,
+        same_below=end,
+        finished=finished.count - finished.below(end).count,
+        parked=parked,
+    )

@@ -1,0 +1,82 @@
+"""Copies the offsets of groups to the brokers every few seconds, so that RocketMQ's tools show true lag.
+
+A coordinator whose folder is lost continues from these copies. What was copied is on disk before it is sent: after a
+restart, an offset that somebody has set meanwhile is recognised.
+"""
+
+import logging
+from collections.abc import Iterable
+
+import msgspec
+
+from lanemq.broker.context import GroupContext
+from lanemq.coordinator.cluster import ClusterLink
+from lanemq.core.brokering.cluster.copied_offsets import CopiedOffsets
+from lanemq.model.queue import MessageQueue
+from lanemq.net.address import Address
+from lanemq.net.rate_limited_log import RateLimitedLog
+
+log = logging.getLogger(__name__)
+
+_Rows = list[tuple[str, str, int, list[int]]]
+
+
+class OffsetCopies:
+    """The copies of all groups."""
+
+    def __init__(self, parts: GroupContext, link: ClusterLink) -> None:
+        self._parts = parts
+        self._link = link
+        self._of: dict[str, CopiedOffsets] = {}
+        self._warnings = RateLimitedLog(log, parts.clock)
+
+    async def copy(self, group: str, broker: str, master: Address) -> None:
+        """Copy what moved in the queues of one broker."""
+        ours = {each.queue: each.offset for each in self._parts.progress.of_group(group) if each.queue.broker == broker}
+        known = {queue: offset for queue, offset in ours.items() if offset is not None}
+        if not known:
+            return
+        copies = self._copies(group)
+        wanted, others = copies.compare(known, await self._link.offsets(master, group, known))
+        for queue, theirs, offset in others:
+            self._warnings.warn(
+                f"{group} {queue}",
+                f"group {group}: somebody has set its offset in {queue} to {theirs} at the broker. The group is "
+                f"coordinated and stays at {offset}. To move it there: lanemq group reset {group} --topic "
+                f"{queue.topic} --queue {queue.queue_id} --to {theirs}",
+            )
+        if wanted:
+            copies.copied(wanted)
+            await self._save(group, copies)
+            for queue, offset in wanted.items():
+                if group in self._parts.groups:  # it may have left in between
+                    await self._link.commit(master, group, queue, offset)
+
+    def overwrite(self, group: str, queues: Iterable[tuple[str, int]]) -> None:
+        """An operator has reset a group in these queues, by topic and number."""
+        for topic, number in queues:
+            self._copies(group).overwrite(topic, number)
+
+    async def forget(self, group: str) -> None:
+        self._of.pop(group, None)
+        await self._save(group, CopiedOffsets())
+
+    def _copies(self, group: str) -> CopiedOffsets:
+        if group not in self._of:
+            text = self._parts.state.get(_name(group)) or "[]"
+            self._of[group] = CopiedOffsets(_queues(msgspec.json.decode(text, type=_Rows)))
+        return self._of[group]
+
+    async def _save(self, group: str, copies: CopiedOffsets) -> None:
+        state, rows = self._parts.state, [(*queue, values) for queue, values in copies.copies.items()]
+        text = msgspec.json.encode(rows).decode()
+        await self._parts.row_thread.call(lambda: state.put(_name(group), text))
+
+
+def _name(group: str) -> str:
+    """The name of the value in the state database."""
+    return f"copied offsets of {group}"
+
+
+def _queues(rows: Iterable[tuple[str, str, int, list[int]]]) -> dict[MessageQueue, list[int]]:
+    return {MessageQueue(topic, broker, queue_id): values for topic, broker, queue_id, values in rows}

@@ -1,0 +1,133 @@
+"""A message that an Apache broker stored twice is delivered once, also if its copy comes late, to another owner."""
+
+from collections.abc import Iterator
+
+import pytest
+from tests.broker.raw_client import RawClient
+from tests.coordinator.conftest import GROUP, TOPIC, RunningCoordinator
+from tests.coordinator.test_coordinator import member, until
+
+from lanemq import Message
+from lanemq.client.admin.admin import Admin
+from lanemq.client.admin.parked import ParkedAdmin
+from lanemq.core.brokering.dedup import Fresh, ProducerTable
+from lanemq.core.brokering.queue_seen import QueueSeen
+from lanemq.testing.embedded import EmbeddedBroker
+
+
+@pytest.fixture(autouse=True)
+def stores_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Apache's brokers do."""
+    monkeypatch.setattr(ProducerTable, "judge", lambda *_: Fresh())
+    monkeypatch.setattr(ProducerTable, "record", lambda *_, **__: None)
+
+
+@pytest.fixture(autouse=True)
+def short_look_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Instead of a copy that comes 1,000 messages later."""
+    monkeypatch.setattr("lanemq.client.consumer.queues.pull.LOOK_BACK", 1)
+
+
+@pytest.fixture
+def sender(cluster: EmbeddedBroker) -> Iterator[RawClient]:
+    with RawClient(cluster.address) as client:
+        yield client
+
+
+def send(sender: RawClient, *numbers: int | None, body: bytes = b'"x"', key: str = "k") -> None:
+    for number in numbers:
+        stamp = None if number is None else f"p.1.{number}"
+        assert sender.send(TOPIC, body, stamp=stamp, properties={"__SHARDINGKEY": key}).code == 0
+
+
+def consumed(address: str, count: int, *, then_at: int) -> list[int]:
+    """The offsets that a new member handles until the group is at an offset."""
+    seen: list[Message] = []
+    app = member(address, seen)
+    app.start()
+    with Admin(address) as admin:
+        until(lambda: len(seen) >= count)
+        until(lambda: admin.committed(GROUP, seen[0].queue) == then_at)
+    app.stop()
+    return [message.queue_offset for message in seen]
+
+
+def test_a_late_copy_is_left_out_by_the_next_owner(
+    cluster: EmbeddedBroker, moved: RunningCoordinator, sender: RawClient
+) -> None:
+    send(sender, 0, 1, 2, None)
+    assert consumed(cluster.address, 4, then_at=4) == [0, 1, 2, 3]
+    send(sender, 1, None)
+    assert consumed(cluster.address, 1, then_at=6) == [5]
+
+
+def test_without_the_stamps_at_the_coordinator_it_is_delivered_again(
+    cluster: EmbeddedBroker, moved: RunningCoordinator, sender: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control."""
+    monkeypatch.setattr(QueueSeen, "stamps", ())
+    send(sender, 0, 1, 2, None)
+    consumed(cluster.address, 4, then_at=4)
+    send(sender, 1, None)
+    assert consumed(cluster.address, 2, then_at=6) == [4, 5]
+
+
+def test_redriven_messages_are_not_tested_by_the_stamps(
+    cluster: EmbeddedBroker, moved: RunningCoordinator, sender: RawClient
+) -> None:
+    """The next owner knows newer messages of their producer."""
+    send(sender, 0)
+    send(sender, 1, body=b'{"fail": true}', key="bad")
+    send(sender, 2, 0, 3)
+    seen: list[Message] = []
+    app = member(cluster.address, seen)
+    app.start()
+    with ParkedAdmin(cluster.address) as parked:
+        until(lambda: len(seen) == 3 and parked.lanes(GROUP))
+        app.stop()
+        assert [message.queue_offset for message in seen] == [0, 2, 4]
+        again: list[Message] = []
+        app = member(cluster.address, again)
+        app.handle.healed = True  # type: ignore[attr-defined]
+        app.start()
+        (lane,) = parked.lanes(GROUP)
+        parked.redrive(lane)
+        until(lambda: len(again) == 1)
+        until(lambda: not parked.lanes(GROUP))
+        app.stop()
+    assert [message.queue_offset for message in again] == [1]
+
+
+def reset_after_the_topic_was_created_anew(cluster: EmbeddedBroker, sender: RawClient) -> list[int]:
+    """Its messages have the stamps of the former log, at higher offsets."""
+    send(sender, 0, 1, 2)
+    consumed(cluster.address, 3, then_at=3)
+    with Admin(cluster.address) as admin:
+        admin.delete_topic(TOPIC)
+        admin.create_topic(TOPIC, 2, ordered=True)
+        send(sender, None, None, None, 0, 1, 2)
+        admin.reset_offsets(GROUP, TOPIC, to="first")
+    return consumed(cluster.address, 3, then_at=6)
+
+
+def test_a_reset_discards_the_stamps(cluster: EmbeddedBroker, moved: RunningCoordinator, sender: RawClient) -> None:
+    assert reset_after_the_topic_was_created_anew(cluster, sender) == [0, 1, 2, 3, 4, 5]
+
+
+def test_stamps_that_survive_a_reset_would_drop_messages(
+    cluster: EmbeddedBroker, moved: RunningCoordinator, sender: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control."""
+    monkeypatch.setattr(QueueSeen, "discard_stamps", lambda _: None)
+    assert reset_after_the_topic_was_created_anew(cluster, sender) == [0, 1, 2]
+
+
+def test_stamps_survive_a_restart_of_the_coordinator(
+    cluster: EmbeddedBroker, moved: RunningCoordinator, sender: RawClient, request: pytest.FixtureRequest
+) -> None:
+    send(sender, 0, 1, 2, None)
+    consumed(cluster.address, 4, then_at=4)
+    moved.stop()
+    request.getfixturevalue("start")(port=moved.address.port)
+    send(sender, 1, None)
+    assert consumed(cluster.address, 1, then_at=6) == [5]
