@@ -175,10 +175,10 @@ def _log_failure(future: "Future[MessageFinished]") -> None:
         log.error("a failed message was not sent back", exc_info=error)
 
 
-class Group:
+class FrontGroup:
     """A group of which clients are here: keeps its member as the clients need it."""
 
-    def __init__(self, name: str, front: FrontOptions, clock: Clock, on_work: Callable[["Group"], None]) -> None:
+    def __init__(self, name: str, front: FrontOptions, clock: Clock, on_work: Callable[["FrontGroup"], None]) -> None:
         self.name = name
         self.member: LaneMember | None = None
         self.failure = ""

@@ -15,7 +15,7 @@ from lanemq.core.consuming.runs import DONE, FAILED, STOPPED, LaneRun, Outcome, 
 from lanemq.core.fronting.hand_outs import Decision, HandOut, HandOuts, Ruling
 from lanemq.core.fronting.packing import travels_alone
 from lanemq.grpc_front.clients import GrpcClient
-from lanemq.grpc_front.groups import Group, LaneMember
+from lanemq.grpc_front.groups import FrontGroup, LaneMember
 from lanemq.model.errors import LaneError
 from lanemq.model.units import Millis
 
@@ -31,7 +31,7 @@ class Receive:
     """One call of ReceiveMessage."""
 
     client: GrpcClient
-    group: Group
+    group: FrontGroup
     topic: str
     batch: int
     until: Millis
@@ -51,7 +51,7 @@ class Handing:
         self._clock = clock
         self._longest = longest
         self._waiting: dict[tuple[str, str], deque[Receive]] = {}
-        self._members: dict[int, tuple[LaneMember, Group]] = {}
+        self._members: dict[int, tuple[LaneMember, FrontGroup]] = {}
         """The member, and its group, of each hand-out by number."""
         self._timers: dict[tuple[str, str], asyncio.TimerHandle] = {}
         self.draining = False
@@ -82,7 +82,7 @@ class Handing:
                 line.remove(call)
         return call.hand_outs
 
-    def serve(self, group: Group) -> None:
+    def serve(self, group: FrontGroup) -> None:
         """Gives runs to the receives that wait for them, in the order in which they came."""
         for (name, topic), line in list(self._waiting.items()):
             if name == group.name:
@@ -90,7 +90,7 @@ class Handing:
                 if not line:
                     self._waiting.pop((name, topic), None)
 
-    def _serve_line(self, group: Group, topic: str, line: "deque[Receive]") -> None:
+    def _serve_line(self, group: FrontGroup, topic: str, line: "deque[Receive]") -> None:
         for _ in range(len(line)):
             if not line or group.member is None or self.draining:
                 return
@@ -137,7 +137,7 @@ class Handing:
         held = sum(len(each.handles) for each in self.hand_outs.of_client(call.client.id))
         return min(call.batch, call.client.packing.lanes(held))
 
-    def _look_at(self, group: Group, topic: str, time: Millis) -> None:
+    def _look_at(self, group: FrontGroup, topic: str, time: Millis) -> None:
         """Looks again when a held lane may run."""
         place, loop = (group.name, topic), asyncio.get_running_loop()
         last = self._timers.pop(place, None)

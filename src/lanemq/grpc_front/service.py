@@ -16,7 +16,7 @@ from lanemq.grpc_front.access import Access
 from lanemq.grpc_front.answers import OK, CallFailed, name_of, status_of
 from lanemq.grpc_front.clients import LONG_POLL_MS, ClientTable, GrpcClient, answer_to, tags_in
 from lanemq.grpc_front.delivery import wire_message
-from lanemq.grpc_front.groups import Group, Wanted
+from lanemq.grpc_front.groups import FrontGroup, Wanted
 from lanemq.grpc_front.handing import Handing, Receive
 from lanemq.grpc_front.options import FrontOptions
 from lanemq.grpc_front.port import CallHead, CallRefused, Parts
@@ -82,7 +82,7 @@ class FrontService:
     ) -> None:
         self.options = options
         self.clients = ClientTable(options.max_clients)
-        self.groups: dict[str, Group] = {}
+        self.groups: dict[str, FrontGroup] = {}
         self.handing = Handing(boot, clock, Millis(round(options.longest_handler * 1000)))
         self.sender = sender
         self.draining = False
@@ -211,10 +211,10 @@ class FrontService:
         self._group(name).want(Wanted(every, ordered))
         return ordered
 
-    def _group(self, name: str) -> Group:
+    def _group(self, name: str) -> FrontGroup:
         group = self.groups.get(name)
         if group is None:
-            group = self.groups[name] = Group(name, self.options, self.clock, self.handing.serve)
+            group = self.groups[name] = FrontGroup(name, self.options, self.clock, self.handing.serve)
         return group
 
     def _update(self, name: str) -> None:
