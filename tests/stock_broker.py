@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from unittest.mock import patch
 
+from lanemq.broker.config import BrokerOptions
 from lanemq.broker.dispatch import Dispatch, Handler, answer_code
 from lanemq.broker.handlers import routes
 from lanemq.net.peer import Peer
@@ -35,11 +36,11 @@ def _finds_nothing(peer: Peer, request: Command) -> None:
 
 
 @contextlib.contextmanager
-def stock_broker() -> Iterator[EmbeddedBroker]:
+def stock_broker(options: BrokerOptions | None = None) -> Iterator[EmbeddedBroker]:
     features = {name: 0 for name in ("FEATURE_LEASES", "FEATURE_STAMPS", "FEATURE_PARKING")}
     with (
         patch.multiple(routes, **features),
         patch("lanemq.broker.app.Dispatch", _StockDispatch),
-        EmbeddedBroker() as running,
+        EmbeddedBroker(options) as running,
     ):
         yield running

@@ -85,6 +85,7 @@ INTERNAL = {
     "audit": {"MAX_ADDRESSES", "MAX_CHARS", "MAX_UNKNOWN_CHARS"},
     "checkpoints": {"MAX_POSTPONED_TICKS"},
     "dedup": {"MAX_SEQUENCE_RANGES"},
+    "group_rules": {"MAX_COPIED_BYTES"},
     "delay": {"MAX_RETRIES", "MAX_STEP_MS"},
     "delays": {"MAX_BYTES", "MAX_MESSAGES"},
     "disk_space": {"MAX_SHARE"},

@@ -183,13 +183,20 @@ def test_client_and_net_raise_only_lane_errors(package: str) -> None:
 
 
 def test_every_promise_names_its_test() -> None:
-    text = (DOCS / "guarantees.md").read_text("utf-8")
-    promises = re.findall(r"^## (\d+)\. ", text, re.MULTILINE)
-    assert promises == [str(number) for number in range(1, 14)]
-    for part in re.split(r"^## (?=\d)", text.partition("\n## On a cluster")[0], flags=re.MULTILINE)[1:]:
+    text = (DOCS / "reference" / "promises.md").read_text("utf-8")
+    promises = re.findall(r"^## (\d+)\. (.+)$", text, re.MULTILINE)
+    assert [number for number, _ in promises] == [str(number) for number in range(1, 14)]
+    for part in re.split(r"^## (?=\d)", text, flags=re.MULTILINE)[1:]:
         named = re.findall(r"`(tests/promises/\w+\.py)`", part)
         assert named
         assert all((ROOT / path).is_file() for path in named), named
+
+
+def test_the_page_of_promises_has_those_of_the_details() -> None:
+    short = (DOCS / "guarantees.md").read_text("utf-8")
+    details = (DOCS / "reference" / "promises.md").read_text("utf-8")
+    stated = re.findall(r"^(\d+)\. \[(.+?)\.\]\(reference/promises.md#", short, re.MULTILINE)
+    assert stated == re.findall(r"^## (\d+)\. (.+)$", details, re.MULTILINE)
 
 
 def test_every_addition_to_the_protocol_is_documented() -> None:

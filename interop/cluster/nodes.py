@@ -58,25 +58,35 @@ class Node:
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def process_id(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def start(self) -> None:
         """Starts the process, or starts it again over the same files."""
         assert not self.running, self.name
-        conf = self.folder / "conf"
-        conf.mkdir(parents=True, exist_ok=True)
-        for silent in ("logback_namesrv.xml", "logback_broker.xml", "logback_controller.xml"):
-            (conf / silent).write_text("<configuration/>")
-        properties = conf / "node.conf"
-        properties.write_text("".join(f"{name}={value}\n" for name, value in self._settings.items()))
-        command = [
-            "java", *SMALL_JVM, f"-Xmx{self._heap}", f"-Duser.home={self.folder}", "-cp", server_classpath("5"),
-            self._main, "-c", str(properties),
-        ]  # fmt: skip
+        self.folder.mkdir(parents=True, exist_ok=True)
+        command = self._command()
         env = {**os.environ, "ROCKETMQ_HOME": str(self.folder)}
         with (self.folder / "output").open("ab") as output:
             self._process = subprocess.Popen(
                 command, cwd=self.folder, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
             )
         self.frozen = False
+
+    def _command(self) -> list[str]:
+        """The command line, whose files are written."""
+        conf = self.folder / "conf"
+        conf.mkdir(parents=True, exist_ok=True)
+        for silent in ("logback_namesrv.xml", "logback_broker.xml", "logback_controller.xml"):
+            (conf / silent).write_text("<configuration/>")
+        properties = conf / "node.conf"
+        properties.write_text("".join(f"{name}={value}\n" for name, value in self._settings.items()))
+        return [
+            "java", *SMALL_JVM, f"-Xmx{self._heap}", f"-Duser.home={self.folder}", "-cp", server_classpath("5"),
+            self._main, "-c", str(properties),
+        ]  # fmt: skip
 
     def kill(self) -> None:
         """`kill -9`."""

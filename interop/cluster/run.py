@@ -15,7 +15,9 @@ from interop.cluster.evidence import Note, Stored, Verdict, judge, stored_messag
 from interop.cluster.nodes import Cluster, ClusterPlan, running_cluster
 from interop.ports import eventually
 from lanemq.checker.checking import CheckOptions, check
+from lanemq.checker.explain import describe
 from lanemq.checker.verdict import Report
+from lanemq.checker.verdict import Verdict as CheckVerdict
 from lanemq.history import open_history
 
 TOPIC, GROUP = "orders", "billing"
@@ -23,7 +25,7 @@ QUEUES = 4
 RATE = 200.0
 """Messages a second: enough to see a pause, and little work on a machine that also starts brokers."""
 STOP_SECONDS = 150
-FORGETS_SECONDS = 600
+FORGETS_NS = 600 * 10**9
 """The age of a commit that a fail-over may undo: a replica copies offsets from its master every 10 s, and may be away
 for a while before it becomes the master. A broker writes offsets to disk every 5 s, if it is not killed before."""
 
@@ -110,9 +112,12 @@ class Run:
         return client
 
     def consumer(self, *, work: float = 0.0, **options: Any) -> Client:
+        """A member, which has the name of its process in the group too."""
         self._made += 1
+        name = f"c{self._made}"
         settings = {"servers": self.cluster.address, "topic": TOPIC, "group": GROUP, "work": work}
-        client = Client("consume", f"c{self._made}", self._folder, {**settings, "options": self._recorded(options)})
+        recorded = self._recorded({"client_id": name, **options})
+        client = Client("consume", name, self._folder, {**settings, "options": recorded})
         self.consumers.append(client)
         return client
 
@@ -153,15 +158,26 @@ class Run:
             all_processed=all_processed,
         )
 
-    def check(self) -> Report:
+    def check(self, **options: Any) -> Report:
         """The checker's verdict over the histories of all clients, after `finish`.
 
-        An Apache broker stores a message again when its answer was lost, and has no history of its own.
+        An Apache broker stores a message again when its answer was lost, and has no history of its own. A coordinator
+        has one.
         """
-        return check(
-            [self.history],
-            CheckOptions(drained=True, idempotent=False, forgets_ns=FORGETS_SECONDS * 10**9),
-        )
+        return check([self.history], CheckOptions(drained=True, idempotent=False, **options))
+
+    def finish_clean(self, **options: Any) -> None:
+        """Asks both judges: the notes that the clients took, compared with the log, and the checker over the histories.
+
+        `options` are those of the checker."""
+        verdict = self.finish()
+        print(verdict, flush=True)
+        report = self.check(**options)
+        print(describe(report), flush=True)
+        assert verdict.is_clean, {
+            name: found[:5] for name, found in vars(verdict).items() if isinstance(found, list) and found
+        }
+        assert report.verdict is CheckVerdict.PASS, describe(report)
 
     def _ended(self) -> set[tuple[str, int]]:
         return {(note["key"], note["n"]) for note in self.notes(self.consumers) if note["e"] == "end"}

@@ -15,11 +15,9 @@ from statistics import median
 import pytest
 
 from interop.cluster.nodes import ClusterPlan, Node
-from interop.cluster.run import Run, now, running
+from interop.cluster.run import FORGETS_NS, Run, now, running
 from interop.maven import UnavailableError, server_classpath
 from interop.ports import eventually
-from lanemq.checker.explain import describe
-from lanemq.checker.verdict import Verdict as CheckVerdict
 
 ROUNDS = int(os.environ.get("LANEMQ_CLUSTER_ROUNDS", "3"))
 OUTAGE = 5.0
@@ -67,18 +65,6 @@ def goes_on(run: Run, broker: str, since: float) -> None:
     eventually(lambda: acked(run, broker, since, now()) > 20, 60, f"keys of {broker} continue")
 
 
-def finish(run: Run) -> None:
-    """Both judges: the notes that the clients took, compared with the log, and the checker over the histories."""
-    verdict = run.finish()
-    print(verdict, flush=True)
-    report = run.check()
-    print(describe(report), flush=True)
-    assert verdict.is_clean, {
-        name: found[:5] for name, found in vars(verdict).items() if isinstance(found, list) and found
-    }
-    assert report.verdict is CheckVerdict.PASS, describe(report)
-
-
 @pytest.fixture
 def plain(tmp_path: Path) -> Iterator[Run]:
     with running(ClusterPlan(), tmp_path) as run:
@@ -104,7 +90,7 @@ def test_keys_of_a_killed_master_without_a_replica_wait_and_others_go_on(plain: 
         plain.cluster.wait_until_registered()
         goes_on(plain, broker, back)
         print(f"round {number + 1}/{ROUNDS}: {broker} killed, others {shares[-1]:.0%} of their rate", flush=True)
-    finish(plain)
+    plain.finish_clean(forgets_ns=FORGETS_NS)
     print(f"{ROUNDS} kills: others kept {median(shares):.0%} of their rate (median), {min(shares):.0%} at least")
     assert median(shares) >= 0.9
 
@@ -131,7 +117,7 @@ def test_nothing_is_lost_or_reordered_while_masters_of_replicated_pairs_are_kill
             f"keys continue {pause:+.1f} s after that",
             flush=True,
         )
-    finish(run)
+    run.finish_clean(forgets_ns=FORGETS_NS)
     print(
         f"{ROUNDS} kills: a new master after {median(switches):.1f} s (median), {max(switches):.1f} s at most; "
         f"its keys continue {median(pauses):+.1f} s after that (median), {max(pauses):+.1f} s at most"
@@ -190,7 +176,7 @@ def test_nothing_is_lost_or_reordered_whatever_process_fails(replicated: Run) ->
         for each in run.cluster.plan.brokers:
             goes_on(run, each, now())
         print(f"round {number + 1}: {what} {'frozen' if freeze else 'killed'}, {now() - begin:.0f} s", flush=True)
-    finish(run)
+    run.finish_clean(forgets_ns=FORGETS_NS)
 
 
 def stop_node(run: Run, what: str, broker: str, *, freeze: bool) -> Node:

@@ -3,6 +3,7 @@
 `--backend apache49` runs the same against RocketMQ 4.9.
 """
 
+import contextlib
 import json
 import sys
 import time
@@ -15,10 +16,13 @@ from typing import Any
 import pytest
 
 from interop.children import running
-from interop.ports import HOST, ask, eventually, free_port, listens, route
+from interop.clients import Listening
+from interop.coordinator.node import CoordinatorNode, coordinate
+from interop.java_client import java_client
+from interop.maven import UnavailableError
+from interop.ports import ask, eventually, route
 from lanemq import Producer
 from lanemq.client.admin.admin import Admin
-from lanemq.client.admin.coordinated import CoordinatedAdmin
 from lanemq.client.admin.parked import ParkedAdmin
 
 PULL, LOCK, QUERY, UPDATE, CONFIGURE = 11, 41, 14, 15, 200
@@ -72,13 +76,11 @@ def test_a_disabled_group_pulls_nothing_and_may_do_everything_else(address: str,
 
 
 @pytest.fixture(scope="module")
-def coordinator(address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    folder, port = tmp_path_factory.mktemp("coordinator"), free_port()
-    command = [str(Path(sys.executable).with_name("lanemq")), "coordinator", "--cluster", address]
-    command += ["--data", str(folder / "data"), "--listen", f"{HOST}:{port}", "--log-level", "info"]
-    with running(command, folder / "out"):
-        eventually(lambda: listens(port), 30, "the coordinator")
-        yield port
+def coordinator(address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorNode]:
+    node = CoordinatorNode(address, tmp_path_factory.mktemp("coordinator"))
+    node.start()
+    yield node
+    node.stop()
 
 
 def member(address: str, group: str, topic: str, file: Path) -> AbstractContextManager["Popen[bytes]"]:
@@ -90,48 +92,15 @@ def noted(*files: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for file in files if file.exists() for line in file.read_text().splitlines()]
 
 
-def move(address: str, group: str) -> None:
-    with CoordinatedAdmin(address) as admin:
-        assert admin.move(group, apply=True).moved
-
-
-def test_a_killed_member_is_replaced_soon_and_order_stays(
-    address: str, broker: int, coordinator: int, tmp_path: Path
-) -> None:
-    topic, group, one, two = topic_with(address, "killed"), "killed", tmp_path / "one", tmp_path / "two"
-    move(address, group)
-    with Producer(address) as producer, member(address, group, topic, one) as first, member(address, group, topic, two):
-
-        def both() -> bool:
-            for key in range(10):
-                producer.send(topic, 0, key=str(key))
-            return bool(noted(one)) and bool(noted(two))
-
-        eventually(both, 60, "both members at work")
-        assert lock(broker, group, topic, "stock") == 0
-        assert pull(broker, group, topic) == NO_PERMISSION
-        lost = {each["at"][0] for each in noted(one)[-20:]} - {each["at"][0] for each in noted(two)[-20:]}
-        first.kill()
-        killed, end = time.monotonic(), time.monotonic() + 20
-        taken: dict[int, float] = {}
-        while not lost <= taken.keys() and time.monotonic() < end:
-            both()
-            for each in noted(two):
-                if each["t"] > killed:
-                    taken.setdefault(each["at"][0], each["t"])
-        took = max(taken[queue] for queue in lost) - killed
-        print(f"taken over after {took:.2f} s")
-        assert took < 3
-    for key in {each["key"] for each in noted(two)}:
-        places = [tuple(each["at"]) for each in noted(two) if each["key"] == key]
-        assert places == sorted(places)
+def all_handled(notes: Path, count: int) -> None:
+    eventually(lambda: len(noted(notes)) == count, 30, f"LaneMQ's member has all {count} messages")
 
 
 def test_other_keys_pass_a_parked_one_and_nothing_finished_is_repeated(
-    address: str, coordinator: int, tmp_path: Path
+    address: str, coordinator: CoordinatorNode, tmp_path: Path
 ) -> None:
     topic, group, notes = topic_with(address, "parked", 0), "parked", tmp_path / "notes"
-    move(address, group)
+    coordinate(address, group)
     with Producer(address) as producer:
         producer.send(topic, "fail", key="bad")
         for number in range(10_000):
@@ -149,3 +118,30 @@ def test_other_keys_pass_a_parked_one_and_nothing_finished_is_repeated(
     assert len(noted(notes)) == 10_001
     with ParkedAdmin(address) as parked:
         assert [lane.key for lane in parked.lanes(group)] == ["bad"]
+
+
+def test_a_java_member_of_a_coordinated_group_gets_nothing(
+    address: str, coordinator: CoordinatorNode, tmp_path: Path
+) -> None:
+    topic, group = topic_with(address, "java", 20), "java"
+    coordinate(address, group)
+    folder = tmp_path / "java"
+    folder.mkdir()
+    try:
+        client = java_client("java5", "5", address, folder)
+    except UnavailableError as reason:
+        pytest.skip(str(reason))
+    wanted = 20
+    with contextlib.closing(client), member(address, group, topic, tmp_path / "notes"):
+        for orderly in (True, False):
+            stock = client.member(group, topic, Listening(orderly=orderly), own_process=False)
+            with Producer(address) as producer:
+                for number in range(20):
+                    producer.send(topic, number, key=str(number))
+            wanted += 20
+            all_handled(tmp_path / "notes", wanted)
+            assert not stock.turns()
+            stock.stop()
+        other = client.member("java-alone", topic, Listening(orderly=True), own_process=False)
+        eventually(lambda: len(other.turns()) == 60, 60, "a group that is not coordinated gets all of them")
+        other.stop()

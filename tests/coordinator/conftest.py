@@ -11,6 +11,7 @@ import pytest
 from tests.broker.raw_client import RawClient
 from tests.stock_broker import stock_broker
 
+from lanemq.broker.config import BrokerOptions
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.coordinated import CoordinatedAdmin
 from lanemq.coordinator.app import Coordinator
@@ -28,19 +29,32 @@ def until(condition: Callable[[], object], seconds: float = 15.0) -> None:
         time.sleep(0.02)
 
 
+def owned(client: RawClient, name: str, seconds: float = 10.0) -> int:
+    """Locks queue 0 as a member; its epoch."""
+    client.heartbeat(name, GROUP, {TOPIC: "*"}, laneExpiryMillis="5000")
+    end = time.monotonic() + seconds
+    while True:
+        leases = client.lane_lock(name, TOPIC, group=GROUP).lane_leases
+        if leases or time.monotonic() > end:
+            return leases[0].epoch if leases else 0
+        time.sleep(0.05)
+
+
 class RunningCoordinator:
     """A coordinator on a loop in a thread of its own. `kill` ends it without a clean stop."""
 
     def __init__(self, cluster: str, data: Path, port: int = 0, **more: Any) -> None:
-        self.options = CoordinatorOptions(parse_addresses(cluster), data, Address("127.0.0.1", port))
-        self._more = more
+        """`more` are options of the coordinator."""
+        replace = more.pop("replace", False)
+        self.options = CoordinatorOptions(parse_addresses(cluster), data, Address("127.0.0.1", port), **more)
+        self._replace = replace
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
         self.coordinator = self._on_loop(self._start)
 
     async def _start(self) -> Coordinator:
-        coordinator = Coordinator(self.options, **self._more)
+        coordinator = Coordinator(self.options, replace=self._replace)
         await coordinator.start()
         return coordinator
 
@@ -60,8 +74,14 @@ class RunningCoordinator:
 
 
 @pytest.fixture
-def cluster() -> Iterator[EmbeddedBroker]:
-    with stock_broker() as broker:
+def options() -> BrokerOptions | None:
+    """Those of the broker; None: the defaults."""
+    return None
+
+
+@pytest.fixture
+def cluster(options: BrokerOptions | None) -> Iterator[EmbeddedBroker]:
+    with stock_broker(options) as broker:
         with Admin(broker.address) as admin:
             admin.create_topic(TOPIC, 2, ordered=True)
         yield broker

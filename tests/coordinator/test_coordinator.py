@@ -5,29 +5,21 @@ from pathlib import Path
 
 import pytest
 from tests.broker.raw_client import BROKER, RawClient
-from tests.coordinator.conftest import GROUP, TOPIC, RunningCoordinator, Start, until
+from tests.coordinator.conftest import GROUP, TOPIC, RunningCoordinator, Start, owned, until
 
 from lanemq import App, HoldKey, Message, Producer
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.coordinated import CoordinatedAdmin
 from lanemq.client.admin.parked import ParkedAdmin
 from lanemq.client.coordination import COORDINATOR_NAMESPACE, EVERY_GROUP
+from lanemq.coordinator.app import STATE_FILE
+from lanemq.coordinator.cluster import ClusterLink
 from lanemq.coordinator.queues import ClusterQueues
-from lanemq.coordinator.watch import OtherCoordinator
+from lanemq.coordinator.watch import CONFIRMED_QUEUES, OtherCoordinator
+from lanemq.log.state.database import State
 from lanemq.model.errors import UsageError
 from lanemq.testing.embedded import EmbeddedBroker
 from lanemq.wire.codes import RequestCode, ResponseCode
-
-
-def owned(client: RawClient, name: str, seconds: float = 10.0) -> int:
-    """Locks queue 0 as a member; its epoch."""
-    client.heartbeat(name, GROUP, {TOPIC: "*"}, laneExpiryMillis="5000")
-    end = time.monotonic() + seconds
-    while True:
-        leases = client.lane_lock(name, TOPIC, group=GROUP).lane_leases
-        if leases or time.monotonic() > end:
-            return leases[0].epoch if leases else 0
-        time.sleep(0.05)
 
 
 def commit(client: RawClient, offset: int, name: str, epoch: int) -> int:
@@ -165,6 +157,28 @@ def test_a_member_without_the_entry_starts_nothing_and_says_why(
     assert not seen
 
 
+def test_without_the_disabled_group_that_member_takes_the_queues_at_the_brokers_offsets(
+    cluster: EmbeddedBroker, coordinator: RunningCoordinator, at_broker: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control: nothing else says that the group is coordinated when the name servers have lost the entry."""
+
+    async def leave_enabled(*_: object, **__: object) -> None:
+        return None
+
+    monkeypatch.setattr(ClusterLink, "set_consumption", leave_enabled)
+    with CoordinatedAdmin(cluster.address) as admin:
+        admin.move(GROUP, apply=True)
+    coordinator.stop()
+    at_broker.ask(RequestCode.DELETE_KV_CONFIG, {"namespace": COORDINATOR_NAMESPACE, "key": GROUP})
+    with Producer(cluster.address) as producer:
+        producer.send(TOPIC, {"n": 1}, key="k")
+    seen: list[Message] = []
+    app = member(cluster.address, seen)
+    app.start()
+    until(lambda: seen)
+    app.stop()
+
+
 def test_a_parked_lane_is_kept_listed_and_redriven(cluster: EmbeddedBroker, moved: RunningCoordinator) -> None:
     seen: list[Message] = []
     with Producer(cluster.address) as producer:
@@ -288,7 +302,7 @@ def test_the_folder_of_a_broker_or_of_another_cluster_is_refused(
 ) -> None:
     (tmp_path / "broker").mkdir()
     (tmp_path / "broker" / "state.db").touch()
-    with pytest.raises(UsageError, match="data folder of a broker"):
+    with pytest.raises(UsageError, match="not the data folder of a coordinator"):
         start("broker")
     start().stop()
     monkeypatch.setattr("lanemq.coordinator.app.cluster_name", lambda _: "elsewhere")
@@ -304,3 +318,36 @@ def test_an_entry_that_a_name_server_lost_is_entered_again(
         at_broker.ask(RequestCode.DELETE_KV_CONFIG, {"namespace": COORDINATOR_NAMESPACE, "key": key})
     asked = {"namespace": COORDINATOR_NAMESPACE, "key": GROUP}
     until(lambda: at_broker.ask(RequestCode.GET_KV_CONFIG, asked).ext.get("value") == str(moved.address))
+
+
+# new queues
+
+
+def locked(client: RawClient, queue: int) -> bool:
+    client.heartbeat("one", GROUP, {TOPIC: "*"}, laneExpiryMillis="5000")
+    return bool(client.lane_lock("one", TOPIC, queues=(queue,), group=GROUP).lane_leases)
+
+
+def test_new_queues_get_no_owner_until_they_are_confirmed(
+    cluster: EmbeddedBroker, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The folder knows the topic with one queue, and it has two: as after a broker joined, or the topic grew."""
+    first = start()
+    with CoordinatedAdmin(cluster.address) as admin:
+        assert admin.move(GROUP, apply=True).moved
+        with RawClient(str(first.address)) as client:
+            until(lambda: locked(client, 1))
+        first.stop()
+        state = State(first.options.data / STATE_FILE)
+        state.put(CONFIRMED_QUEUES, f'[["{TOPIC}", "{BROKER}", 0]]')
+        state.close()
+        with RawClient(str(start(port=first.address.port).address)) as client:
+            client.unlock("one", TOPIC, (0, 1), group=GROUP)
+            until(lambda: locked(client, 0))
+            assert not locked(client, 1)
+            until(lambda: f"topic {TOPIC} has 1 new queue" in caplog.text)
+            assert [each.queue_id for each in admin.confirm_queues(GROUP).queues] == [1]
+            assert not locked(client, 1)  # that was a preview
+            admin.confirm_queues(GROUP, apply=True)
+            until(lambda: locked(client, 1))
+        assert not admin.confirm_queues(GROUP).queues

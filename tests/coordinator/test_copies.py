@@ -39,7 +39,7 @@ def test_what_somebody_else_sets_is_noticed_and_not_overwritten(
     commit(at_coordinator, 8, "one", owner)
     at(at_broker, 8)
     at_broker.commit(15, TOPIC, group=GROUP)
-    until(lambda: f"lanemq group reset {GROUP} {TOPIC} --queue 0 --to 15" in caplog.text)
+    until(lambda: f"lanemq group reset {GROUP} --topic {TOPIC} --queue 0 --to 15" in caplog.text)
     commit(at_coordinator, 9, "one", owner)
     with pytest.raises(AssertionError, match="not in time"):
         until(lambda: at_broker.committed(TOPIC, group=GROUP) != 15, 1.5)

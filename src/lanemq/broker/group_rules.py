@@ -1,21 +1,25 @@
 """What several handlers ask or do about groups."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, Protocol
 
 from lanemq.broker.context import GroupContext
-from lanemq.broker.dispatch import answer_code
+from lanemq.broker.dispatch import answer, answer_code, answer_error
 from lanemq.core.brokering.lock_table import ForgottenLeases, Verdict
 from lanemq.core.brokering.members.group import ConnectionId
 from lanemq.core.brokering.members.lost_members import LostFilter
 from lanemq.core.brokering.progress_table import Forgotten
 from lanemq.core.brokering.quotas import Quota
-from lanemq.model.errors import BrokerRefused
+from lanemq.model.errors import BrokerRefused, StorageError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch
 from lanemq.net.peer import Peer
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.command import Command
+from lanemq.wire.lane_bodies import NextOffsets
+
+MAX_COPIED_BYTES = 1024 * 1024
+"""Of copied messages in one answer, unless the first one is larger."""
 
 
 class Claim(Protocol):
@@ -119,3 +123,28 @@ def relay(
             answer_code(peer, request, reply.code, reply.remark or "", reply.ext, reply.body)
 
     context.notices.ask(found, request.code, ext, body, answered, now=context.clock.now())
+
+
+def answer_offsets(
+    peer: Peer,
+    request: Command,
+    offsets: Sequence[int],
+    ext: Mapping[str, str],
+    copied: Mapping[int, bytes],
+    error: StorageError | None,
+) -> None:
+    """Answer with the offsets of messages that are at another broker, and with those that were copied from it.
+
+    Ends before the copies become too large for an answer.
+    """
+    if error is not None:
+        answer_error(peer, request, error)
+        return
+    answered, left = list[int](), MAX_COPIED_BYTES
+    for offset in offsets:
+        left -= len(copied.get(offset, b""))
+        if left < 0 and answered:
+            break
+        answered.append(offset)
+    body = NextOffsets(offsets=answered, copied={each: copied[each] for each in answered if each in copied})
+    answer(peer, request, dict(ext), body.encode())

@@ -30,6 +30,9 @@ COMMANDS = {
     "coordinator": LazyCommand(
         "lanemq.cli.server.coordinator", "Run a coordinator of groups beside an Apache RocketMQ cluster."
     ),
+    "grpc": LazyCommand(
+        "lanemq.cli.server.front", "Serve RocketMQ 5's gRPC clients: Java, Python, Go, Node and others."
+    ),
     "config": LazyCommand("lanemq.cli.server.config", "Show the settings of a broker."),
     "status": LazyCommand(
         "lanemq.cli.commands.status",
@@ -56,7 +59,7 @@ COMMANDS = {
         "lanemq.cli.commands.mirror", "Copy topics to another broker or cluster, in order, and move groups over."
     ),
     "backup": LazyCommand(
-        "lanemq.cli.server.backup", "Copy the data folder of a broker to FOLDER, also while the broker runs."
+        "lanemq.cli.server.backup", "Copy the data folder of a broker or a coordinator to FOLDER, also while it runs."
     ),
     "restore": LazyCommand("lanemq.cli.server.backup", "Make a data folder from the backup in FOLDER."),
     "doctor": LazyCommand("lanemq.cli.server.doctor", "Examine a data folder and this machine, and say what to do."),

@@ -7,7 +7,8 @@ import msgspec
 
 from lanemq.client.coordination import COORDINATOR_NAMESPACE, entries_in
 from lanemq.client.topic_route import TopicRoute, topic_route
-from lanemq.client.topics import MASTER, Steps, checked, delete_setting, plain_route, put_setting, run_async
+from lanemq.client.topics import MASTER, Steps, checked, delete_setting, look_up, put_setting, run_async
+from lanemq.core.brokering.cluster.retention import HOUR_MS, RESERVED_HOURS, BrokerRetention
 from lanemq.model.errors import ConnectFailed, GroupNotFound, LaneError, RemoteProtocolError, TransportError
 from lanemq.model.names import TOOLS_GROUP, pull_group
 from lanemq.model.queue import MessageQueue
@@ -24,15 +25,17 @@ from lanemq.wire.headers import (
     PullHeader,
     QueryOffsetHeader,
     QueueHeader,
+    SearchOffsetHeader,
     UpdateOffsetHeader,
 )
-from lanemq.wire.record import PULL_SUBSCRIPTION, RecordView
-from lanemq.wire.route_bodies import ClusterInfo
+from lanemq.wire.record import PULL_SUBSCRIPTION, records_in
+from lanemq.wire.route_bodies import ClusterInfo, KVTable
 from lanemq.wire.stats_bodies import ConsumerConnection, ConsumeStats
 
 REQUEST_SECONDS = 3.0
 """As all clients of RocketMQ."""
 CONSUME_ENABLE = "consumeEnable"
+RESERVED_TIME = "fileReservedTime="
 
 _NO_MESSAGE = (
     ResponseCode.PULL_NOT_FOUND,
@@ -59,8 +62,8 @@ class ClusterLink:
         return ClusterInfo.decode(checked(reply).body)
 
     async def route(self, topic: str) -> TopicRoute | None:
-        """The topic's route; None if it does not exist."""
-        data = await run_async(plain_route(topic), self._in_turn)
+        """The topic's route with its layout; None if it does not exist."""
+        data = await run_async(look_up(topic, self.servers), self._in_turn)
         return None if data is None else topic_route(topic, data)
 
     async def settings(self, server: Address) -> dict[str, str]:
@@ -76,6 +79,14 @@ class ClusterLink:
     async def delete(self, key: str) -> Sequence[Address]:
         """Deletes an entry at all name servers; returns those that were not reached."""
         return await self._run(delete_setting(COORDINATOR_NAMESPACE, key, self.servers))
+
+    async def answers(self, coordinator: Address) -> bool:
+        """Whether a coordinator serves at an address."""
+        try:
+            await self._ask(coordinator, Command(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, 0))
+        except TransportError:
+            return False
+        return True
 
     # groups at a broker
 
@@ -155,26 +166,50 @@ class ClusterLink:
 
     async def message(self, broker: Address, queue: MessageQueue, offset: int) -> bytes:
         """The message at an offset, as stored; empty if there is none."""
+        return (await self.messages(broker, queue, (offset,))).get(offset, b"")
+
+    async def messages(self, broker: Address, queue: MessageQueue, offsets: Sequence[int]) -> dict[int, bytes]:
+        """Messages that are near each other, as stored, by ascending offset; those that are not there are left out."""
+        found: dict[int, bytes] = {}
+        for offset in offsets:
+            if offset > max(found, default=-1):  # the first pull brings all, unless they are large
+                found |= await self._pull(broker, queue, offset, offsets[-1] - offset + 1)
+        return {offset: found[offset] for offset in offsets if offset in found}
+
+    async def _pull(self, broker: Address, queue: MessageQueue, offset: int, count: int) -> dict[int, bytes]:
         header = PullHeader(
             consumer_group=TOOLS_GROUP,
             topic=queue.topic,
             queue_id=queue.queue_id,
             queue_offset=QueueOffset(offset),
-            max_msg_nums=1,
+            max_msg_nums=count,
             sys_flag=PULL_SUBSCRIPTION,
             subscription="*",
             expression_type="TAG",
         )
         reply = await self._ask(broker, Command(RequestCode.PULL_MESSAGE, 0, ext=header.to_ext()))
         if reply.code in _NO_MESSAGE:
-            return b""
-        body = checked(reply).body
-        return body if body and RecordView(body).queue_offset == offset else b""
+            return {}
+        return records_in(checked(reply).body)
 
     async def first_offset(self, broker: Address, queue: MessageQueue) -> int:
         header = QueueHeader(topic=queue.topic, queue_id=queue.queue_id)
         reply = await self._ask(broker, Command(RequestCode.GET_MIN_OFFSET, 0, ext=header.to_ext()))
         return OffsetResponse.from_ext(checked(reply).ext).offset
+
+    async def offset_at(self, broker: Address, queue: MessageQueue, time: int) -> int:
+        """The offset of the first message that was stored at this time or later."""
+        header = SearchOffsetHeader(topic=queue.topic, queue_id=queue.queue_id, timestamp=time)
+        reply = await self._ask(broker, Command(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, 0, ext=header.to_ext()))
+        return OffsetResponse.from_ext(checked(reply).ext).offset
+
+    async def retention(self, broker: Address) -> BrokerRetention:
+        """How long a broker keeps messages, and how full its disk is."""
+        text = checked(await self._ask(broker, Command(RequestCode.GET_BROKER_CONFIG, 0))).body.decode(errors="replace")
+        hours = next((line.partition("=")[2] for line in text.splitlines() if line.startswith(RESERVED_TIME)), "")
+        reserved = int(hours) if hours.strip().isdigit() else RESERVED_HOURS
+        reply = checked(await self._ask(broker, Command(RequestCode.GET_BROKER_RUNTIME_INFO, 0)))
+        return BrokerRetention(reserved * HOUR_MS, _disk_ratio(KVTable.decode(reply.body).table))
 
     # requests
 
@@ -195,6 +230,13 @@ class ClusterLink:
 
     async def _ask(self, address: Address, command: Command) -> Command:
         return await self._pool.request(address, command, REQUEST_SECONDS)
+
+
+def _disk_ratio(info: Mapping[str, str]) -> float:
+    try:
+        return float(info.get("commitLogDiskRatio", "0"))
+    except ValueError:
+        return 0.0
 
 
 def masters_in(info: ClusterInfo) -> dict[str, Address]:

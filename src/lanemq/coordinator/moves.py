@@ -61,7 +61,17 @@ class MoveHandler:
 
     async def _moved(self, body: CoordinateBody) -> CoordinateAnswer:
         async with self._moving:
+            if body.confirm:
+                return await self._confirm(body)
             return await (self._out(body) if body.out else self._in(body))
+
+    async def _confirm(self, body: CoordinateBody) -> CoordinateAnswer:
+        """Name the new queues of a group's topics, and confirm them."""
+        self._parts.admit(body.group)
+        new = self._watch.unconfirmed(body.group)
+        if body.apply:
+            await self._watch.confirm(new)
+        return CoordinateAnswer(queues=[_queue(queue, 0) for queue in new])
 
     # in
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from lanemq.broker.group_queues import no_such_queue
 from lanemq.client.topic_route import TopicRoute
 from lanemq.clock import Clock
+from lanemq.core.brokering.cluster.confirmed_queues import ConfirmedQueues
 from lanemq.model.errors import BrokerRefused, TopicNotFound
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis
@@ -37,8 +38,9 @@ class HeldLock(NamedTuple):
 class ClusterQueues:
     """The `GroupQueues` of a coordinator. `ClusterWatch` fills it. Used on the event loop only."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, confirmed: ConfirmedQueues | None = None) -> None:
         self._clock = clock
+        self.confirmed = confirmed or ConfirmedQueues()
         self._queues: dict[str, dict[MessageQueue, None]] = {}
         """By topic, every queue that was ever in its route."""
         self._masters: dict[str, Address] = {}
@@ -85,6 +87,8 @@ class ClusterQueues:
 
     def grantable(self, group: str, queue: MessageQueue) -> bool:
         lock = self._locks.get((group, queue))
+        if queue not in self.confirmed:
+            return False
         return lock is not None and lock.until > self._clock.now() and lock.master == self._masters.get(queue.broker)
 
     def lacks_retry_topic(self, group: str) -> bool:
@@ -106,12 +110,20 @@ class ClusterQueues:
     def topics(self) -> Sequence[str]:
         return tuple(self._topics)
 
-    def found(self, topic: str, route: TopicRoute | None) -> None:
-        """Enter a route; None if the topic does not exist, which is asked for again when a member names it."""
+    def found(self, topic: str, route: TopicRoute | None) -> bool:
+        """Enter a route; None if the topic does not exist, which is asked for again when a member names it.
+
+        Returns whether its queues are confirmed, because the topic was never seen before.
+        """
         if route is None:
             self._topics.pop(topic, None)
-        else:
-            self._queues.setdefault(topic, {}).update(dict.fromkeys(route.subscribe))
+            return False
+        self._queues.setdefault(topic, {}).update(dict.fromkeys(route.subscribe))
+        return self.confirmed.see(topic, (*route.subscribe, *route.publish))
+
+    def unconfirmed(self, topic: str) -> list[MessageQueue]:
+        """The queues of a topic that wait for a confirmation."""
+        return [queue for queue in self.of_topic(topic) if queue not in self.confirmed]
 
     def remember(self, queues: Iterable[MessageQueue]) -> None:
         """Enter queues that had owners before a restart: these renew their leases before a route is known."""

@@ -8,20 +8,26 @@ import asyncio
 import logging
 from collections.abc import Iterable
 
+import msgspec
+
 from lanemq.broker.context import GroupContext
 from lanemq.client.coordination import EVERY_GROUP, entry_text, read_entry
 from lanemq.coordinator.cluster import CONSUME_ENABLE, ClusterLink, masters_in, settings_of
 from lanemq.coordinator.copies import OffsetCopies
 from lanemq.coordinator.queues import ClusterQueues
+from lanemq.coordinator.retention import ParkedCopies
 from lanemq.model.errors import LaneError, ProtocolError
 from lanemq.model.names import RETRY_PREFIX, pull_group
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis
+from lanemq.model.wording import plural
 from lanemq.net.address import Address
 from lanemq.net.rate_limited_log import RateLimitedLog
 
 log = logging.getLogger(__name__)
 
+CONFIRMED_QUEUES = "confirmed queues"
+"""Name of a value in the state database."""
 ROUND_SECONDS = 1.0
 """Between two looks at the masters. Long: after a fail-over, queues of killed members wait longer."""
 ROUTES_EVERY_MS = 30_000
@@ -30,6 +36,10 @@ LOCKS_EVERY_MS = 15_000
 GROUPS_EVERY_MS = 10_000
 """Between two looks at whether groups are still disabled at a broker."""
 ENTRIES_EVERY_MS = 5_000
+MAX_SILENCE_MS = 10_000
+"""Without an answer of a name server for so long, the coordinator says that it is not ready."""
+PARKED_EVERY_MS = 30_000
+"""Between two looks at what brokers may delete of parked lanes."""
 COPIES_EVERY_MS = 5_000
 """Between two copies of offsets to the brokers. Short: each costs a broker a request for every queue that moved."""
 
@@ -53,13 +63,24 @@ class ClusterWatch:
         self.client_id = f"lanemq-coordinator-{name}"
         """Holds Apache's locks."""
         self.copies = OffsetCopies(parts, link)
+        self.parked_copies = ParkedCopies(parts, link)
         self._last: dict[object, Millis] = {}
         self._guarded: dict[tuple[str, Address], None] = {}
         """Groups, and masters at which they were seen disabled."""
         self._warnings = RateLimitedLog(log, parts.clock)
+        self._seen_at = parts.clock.now()
+        """When the cluster was asked with success."""
+
+    def problems(self) -> list[str]:
+        """Why groups are not served completely; any thread may ask."""
+        silent = self._parts.clock.now() - self._seen_at
+        if silent <= MAX_SILENCE_MS:
+            return []
+        return [f"no name server has answered for {silent / 1000:.0f} s: queues of lost members get no new owner"]
 
     async def run(self) -> None:
         """Watches until cancelled. Raises `OtherCoordinator` if another one has taken over the cluster."""
+        await self.parked_copies.restore()
         while True:
             self._queues.changed.clear()
             try:
@@ -81,14 +102,42 @@ class ClusterWatch:
         if self._is_due("entries", ENTRIES_EVERY_MS):
             await self.register()
         masters = masters_in(await self._link.info())
+        self._seen_at = self._parts.clock.now()
         changed = masters != self._queues.masters
         self._queues.masters_are(masters)
         for group in self._parts.groups:
             self._queues.ask_for(self._topics_of(group))
         for topic in self._queues.topics:
             if changed or self._is_due(("route", topic), ROUTES_EVERY_MS) or not self._queues.of_topic(topic):
-                self._queues.found(topic, await self._link.route(topic))
+                if self._queues.found(topic, await self._link.route(topic)):
+                    await self._save_confirmed()
+                self._warn_of_new_queues(topic)
         await asyncio.gather(*(self._at_master(name, master) for name, master in masters.items()))
+
+    # new queues
+
+    def _warn_of_new_queues(self, topic: str) -> None:
+        if new := self._queues.unconfirmed(topic):
+            self._warnings.warn(
+                f"queues of {topic}",
+                f"topic {topic} has {plural(len(new), 'new queue')}, such as {new[0]}: keys may have moved there, "
+                f"whose older messages wait in other queues, so they get no owner. When the older messages are done: "
+                f"lanemq group coordinate GROUP --confirm-queues",
+            )
+
+    def unconfirmed(self, group: str) -> list[MessageQueue]:
+        """The queues of a group's topics that wait for a confirmation."""
+        return [queue for topic in self._topics_of(group) for queue in self._queues.unconfirmed(topic)]
+
+    async def confirm(self, queues: Iterable[MessageQueue]) -> None:
+        """Let queues get owners, for good."""
+        self._queues.confirmed.confirm(queues)
+        await self._save_confirmed()
+        self._queues.changed.set()
+
+    async def _save_confirmed(self) -> None:
+        state, text = self._parts.state, msgspec.json.encode(list(self._queues.confirmed)).decode()
+        await self._parts.row_thread.call(lambda: state.put(CONFIRMED_QUEUES, text))
 
     def forget(self, group: str) -> None:
         """A group has moved back to the brokers."""
@@ -98,14 +147,17 @@ class ClusterWatch:
 
     # name servers
 
+    def _entry(self) -> str:
+        return entry_text(self._name, self.address, self._parts.locks.highest_epoch)
+
     async def take_over(self) -> None:
         """Replace the entry of a coordinator whose folder is lost. If that one still runs, it ends."""
-        await self._link.put(EVERY_GROUP, entry_text(self._name, self.address), self._link.servers)
+        await self._link.put(EVERY_GROUP, self._entry(), self._link.servers)
 
     async def register(self) -> None:
         """Enter this coordinator and its groups where they are missing; raises if another one is entered."""
         wanted = dict.fromkeys(self._parts.groups, str(self.address))
-        wanted[EVERY_GROUP] = entry_text(self._name, self.address)  # the last: where it is, all others are
+        wanted[EVERY_GROUP] = self._entry()  # the last: where it is, all others are
         for server in self._link.servers:
             try:
                 settings = await self._link.settings(server)
@@ -128,6 +180,8 @@ class ClusterWatch:
                     await self._lock(group, name, master)
                     if self._is_due(("copies", group, master), COPIES_EVERY_MS):
                         await self.copies.copy(group, name, master)
+            if self._is_due(("parked", master), PARKED_EVERY_MS):
+                await self.parked_copies.round(name, master)
         except (LaneError, ProtocolError) as error:
             self._warnings.failed(name, f"queues of {name} get no new owner until it answers", error)
 

@@ -18,6 +18,7 @@ LaneError
 ├── BrokerRefused          the broker refused the request; has code and remark
 │   ├── TopicNotFound · GroupNotFound · OffsetNotFound · NotAllowed · BrokerBusy · BrokerReadOnly · MessageRefused
 ├── OrderError             never retried blindly
+│   ├── LogReplaced          a queue has other messages at offsets that the group has finished
 │   ├── SequenceGap          the broker misses an earlier message of this producer
 │   ├── ProducerFenced       a newer producer with this id exists
 │   ├── LaneFrozen           an earlier message of the lane failed; nothing may pass it

@@ -44,7 +44,10 @@ class NextBody(Body):
 class NextOffsets(Body):
     """Answers LANE_PARK_NEXT and LANE_PARKED_SHOW of a coordinator, which has no messages: where the next ones are."""
 
+    left_out = ("copied",)
     offsets: list[int] = field(default_factory=list)
+    copied: dict[int, bytes] = field(default_factory=dict)
+    """Messages that were copied, because their broker may delete them."""
 
 
 class LaneBody(Body):
@@ -138,6 +141,24 @@ class LaneStateAnswer(Body):
     """Offset from which nothing has been fetched yet."""
     lease: int = UNKNOWN
     """Remaining lease time as the member sees it."""
+    client: str = ""
+    """Who runs it, if the member has handed it to a client of its own."""
+
+
+class FrontClientBody(Body):
+    """A client of a member that is a front."""
+
+    id: str = ""
+    language: str = ""
+    version: str = ""
+    held: int = 0
+    """Messages that it has and has not decided about."""
+
+
+class FrontClientsBody(Body):
+    """The clients of a front in one group."""
+
+    clients: list[FrontClientBody] = field(default_factory=list)
 
 
 class HeldLaneBody(Body):
@@ -166,6 +187,8 @@ class CoordinateBody(Body):
     """From the coordinator back to the brokers."""
     apply: bool = False
     """False: only say what would happen."""
+    confirm: bool = False
+    """Nothing is moved: the new queues of the group's topics are confirmed. Without `apply`, they are only named."""
 
 
 class CoordinatedQueue(Body):

@@ -242,6 +242,13 @@ def record_starts(buffer: Buffer) -> list[int]:
     return starts
 
 
+def records_in(body: bytes) -> dict[int, bytes]:
+    """The records of a pull's body, each by its offset."""
+    starts = list(record_starts(body))
+    ends = (*starts[1:], len(body))
+    return {RecordView(body, at).queue_offset: body[at:end] for at, end in zip(starts, ends, strict=True)}
+
+
 @compiled
 class RecordView:
     """One record whose fields are decoded on demand, because consumers use few of them.

@@ -62,6 +62,8 @@ class LockHandler:
         self._parts = parts
         self._answers = answers
         self._unsaved: dict[tuple[str, MessageQueue], SavedLease] = {}
+        # Lanes that a grant passes and that are not marked on disk.
+        self._unmarked: dict[tuple[str, MessageQueue], list[SavedLane]] = {}
 
     def table(self) -> dict[int, Handler]:
         return {
@@ -167,7 +169,8 @@ class LockHandler:
             named = 0 if header.lane_keep_alive_millis is None else serial
             answer(peer, request, {} if wish is None else _answer_fields(named, member=member), encoded)
 
-        self._save_lanes(peer, request, overtaken, lambda: self._save(peer, request, rows, saved))
+        keys = [(group, lease.queue) for lease in granted] if overtaken or self._unmarked else []
+        self._mark_lanes(peer, request, overtaken, keys, lambda: self._save(peer, request, rows, saved))
         return None
 
     def _start_without_lanes(self, group: str, granted: Sequence[Lease]) -> list[SavedLane]:
@@ -177,14 +180,32 @@ class LockHandler:
             progress.forget_finished()
         return [SavedLane.of(lane) for progress in started for lane in progress.overtake_lanes()]
 
-    def _save_lanes(self, peer: Peer, request: Command, lanes: Sequence[SavedLane], then: Callable[[], None]) -> None:
-        """Call `then` once the lanes are on disk, which is before the grant: after a crash they must not seem to be as
-        they were. Answer with the error if that fails."""
-        if not lanes:
+    def _mark_lanes(
+        self,
+        peer: Peer,
+        request: Command,
+        lanes: list[SavedLane],
+        granted: Sequence[tuple[str, MessageQueue]],
+        then: Callable[[], None],
+    ) -> None:
+        """Call `then` once these lanes, and those that an earlier grant of these queues passed, are on disk: after a
+        crash they must not seem to be as they were. Answer with the error if that fails."""
+        keeper, unmarked = self._parts.progress_keeper, self._unmarked
+
+        def settled(error: StorageError | None) -> None:
+            then() if error is None else answer_error(peer, request, error)
+
+        def stored() -> None:
+            for key in [key for key in granted if unmarked.get(key) is lanes]:
+                del unmarked[key]
+
+        if lanes:
+            unmarked.update(dict.fromkeys(granted, lanes))
+            keeper.save(lanes, settled, stored=stored)
+        elif any(key in unmarked for key in granted):
+            keeper.settled(settled)
+        else:
             then()
-            return
-        keeper = self._parts.progress_keeper
-        keeper.save(lanes, lambda error: then() if error is None else answer_error(peer, request, error))
 
     def _charge_new(self, peer: Peer, request: Command, group: str, queues: Sequence[MessageQueue]) -> None:
         """Charge locks that the group never had before: they stay in memory and on disk."""

@@ -14,6 +14,7 @@ import msgspec
 
 from lanemq.broker.context import GroupContext
 from lanemq.broker.dispatch import Handler, answer, answer_error, answer_saved
+from lanemq.broker.group_rules import answer_offsets
 from lanemq.broker.long_answers import LongAnswers, Steps
 from lanemq.broker.storage.progress_keeper import Records
 from lanemq.core.brokering.queue_progress import LaneName, ParkedLane, QueueProgress
@@ -23,7 +24,7 @@ from lanemq.model.keys import shown_key
 from lanemq.net.peer import Peer
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
-from lanemq.wire.lane_bodies import LaneBody, NextOffsets, ParkedLaneBody, ParkedResult, ParkedTable
+from lanemq.wire.lane_bodies import LaneBody, ParkedLaneBody, ParkedResult, ParkedTable
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +105,7 @@ class OperatorParkingHandler:
         """Show messages from an offset on: from the log in slices, or copies of them from the store."""
         offsets = lane.offsets.from_offset(start, MAX_SHOWN)
         if not self._parts.queue_log.has_records:
-            answer(peer, request, {}, NextOffsets(offsets=offsets).encode())
+            self._keeper.copies(lane, offsets, partial(answer_offsets, peer, request, offsets, {}))
             return
         below, _ = self._parts.queue_log.bounds(lane.name.queue)
 

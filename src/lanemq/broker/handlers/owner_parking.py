@@ -9,7 +9,7 @@ from functools import partial
 
 from lanemq.broker.context import GroupContext
 from lanemq.broker.dispatch import Handler, answer, answer_error, answer_saved
-from lanemq.broker.group_rules import ownership
+from lanemq.broker.group_rules import answer_offsets, ownership
 from lanemq.broker.storage.progress_keeper import Records, Saved
 from lanemq.core.brokering.lock_table import Current
 from lanemq.core.brokering.queue_progress import LaneName, ParkedLane, QueueProgress
@@ -24,7 +24,7 @@ from lanemq.net.rate_limited_log import FewLines
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import ParkHeader, ParkNextResponse
-from lanemq.wire.lane_bodies import NextBody, NextOffsets, ParkAnswer, ParkBody
+from lanemq.wire.lane_bodies import NextBody, ParkAnswer, ParkBody
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ class OwnerParkingHandler:
         offsets = lane.offsets.from_offset(lane.first, wanted)
         if not self._parts.queue_log.has_records:
             self._parts.recording.redriven(name, offsets[0], offsets[-1])
-            answer(peer, request, ext, NextOffsets(offsets=offsets).encode())
+            self._keeper.copies(lane, offsets, partial(answer_offsets, peer, request, offsets, ext))
             return
 
         def answer_with(records: Records, error: StorageError | None) -> None:

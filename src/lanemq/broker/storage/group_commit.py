@@ -42,9 +42,10 @@ RECORD_OVERHEAD_BYTES = 128
 """Approximate memory of a record beside its body and properties."""
 
 WAITED_FOR = 10
-"""Without `durable`, writes continue during a sync, except for one of so many. Only a record that is written while all
-before it is synced carries the mark by which recovery tells damage from a torn end (`commit_log`). Large: after a
-crash, damage in the records of more seconds is taken for a torn end. Small: more sends wait for a sync."""
+"""Without `durable`, writes continue during a sync. Behind one of so many, a second one follows that writes wait for:
+only a record that is written while all before it is synced carries the mark by which recovery tells damage from a torn
+end (`commit_log`). Large: after a crash, damage in the records of more seconds is taken for a torn end. Small: more
+sends wait for a sync."""
 
 Done = Callable[[StorageError | None], None]
 """Called with None when the group is on disk, or with the error that prevented it."""
@@ -344,11 +345,16 @@ class GroupCommit:
     def sync(self, done: Done) -> None:
         """Let the log thread sync what was written, then call `done`.
 
-        Without `durable`, the event loop continues writing during nine of ten syncs (`WAITED_FOR`).
+        Without `durable`, the event loop continues writing meanwhile. Every so often (`WAITED_FOR`) a second sync
+        follows that writes wait for. It is short: the first one has taken everything else to the disk.
         """
         self._syncs += 1
-        shared = int(self._syncs % WAITED_FOR != 0)
+        if self._options.durable or self._syncs % WAITED_FOR:
+            self._sync(done, shared=1)
+        else:
+            self._sync(lambda error: self._sync(done, shared=0) if error is None else done(error), shared=1)
 
+    def _sync(self, done: Done, shared: int) -> None:
         def synced(_: object, error: StorageError | None) -> None:
             self._shared_syncs -= shared
             if error is not None:

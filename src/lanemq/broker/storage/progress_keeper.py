@@ -186,6 +186,18 @@ class ProgressKeeper:
 
         self._thread.submit(lambda: self._store.copies(name, copied[0], len(copied)), read)
 
+    def copies(self, lane: ParkedLane, offsets: Sequence[int], then: RecordsRead) -> None:
+        """Calls `then` with the copies of records at these offsets of a lane, at once if there are none."""
+        name, copied = lane.name, [offset for offset in offsets if offset <= lane.copied]
+        if not copied:
+            then({}, None)
+            return
+
+        def read(rows: list[tuple[int, bytes]] | None, error: StorageError | None) -> None:
+            then({offset: record for offset, record in rows or () if offset in copied}, error)
+
+        self._thread.submit(lambda: self._store.copies(name, copied[0], len(copied)), read)
+
     def in_log(self, name: LaneName, offsets: Sequence[int], max_bytes: int) -> Records:
         """The records at these offsets of the log, up to a size; damaged ones are left out."""
         return in_one_piece(self.log_steps(name, offsets, max_bytes))

@@ -1,6 +1,7 @@
 """`lanemq group`: list, describe and delete groups, and reset their offsets."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -21,7 +22,8 @@ from lanemq.clock import SystemClock
 from lanemq.model.names import RETRY_PREFIX
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
-from lanemq.wire.lane_bodies import CompareAnswer, CoordinateAnswer
+from lanemq.wire.lane_bodies import CompareAnswer, CoordinateAnswer, FrontClientBody
+from lanemq.wire.lane_fields import FRONT_SUFFIX
 
 if TYPE_CHECKING:
     from lanemq.cli.pipeline.status import PipelineWaiting
@@ -144,6 +146,7 @@ def describe(name: str, server: str, as_json: bool) -> None:
     with Admin(server) as admin:
         found = existing_group(admin, name)
         leases = {lease.queue: lease for lease in admin.locks(name)}
+        fronts = _clients_of_fronts(admin, found)
     with ParkedAdmin(server) as parked_admin:
         parked = parked_admin.lanes(name)
     queues = [each for each in queue_progress(found, leases, server, SystemClock().wall()) if each.worth_showing]
@@ -158,6 +161,7 @@ def describe(name: str, server: str, as_json: bool) -> None:
             "lag_ms": oldest,
             "parked": {"lanes": len(parked), "messages": sum(lane.messages for lane in parked)},
             "members": found.members,
+            "clients": fronts,
             "subscriptions": dict(found.subscriptions),
             "queues": [each.document() for each in queues],
             "coordinator": found.coordinator or None,
@@ -178,8 +182,24 @@ def describe(name: str, server: str, as_json: bool) -> None:
             [(each.client_id, each.address, each.language) for each in found.members],
             "no member is online",
         ),
+        *([_grid_of_clients(fronts)] if fronts else []),
         *([_parked(parked)] if parked else []),
         *([found.note] if found.note else []),
+    )
+
+
+def _clients_of_fronts(admin: Admin, found: GroupDescription) -> list[FrontClientBody]:
+    """The gRPC clients behind the members that are fronts."""
+    fronts = replace(found, members=tuple(each for each in found.members if each.client_id.endswith(FRONT_SUFFIX)))
+    reports = admin.member_reports([fronts]) if fronts.members else {}
+    return [client for report in reports.values() for client in report.clients]
+
+
+def _grid_of_clients(clients: Sequence[FrontClientBody]) -> Grid:
+    return Grid(
+        ("gRPC client", "language", "version", "has"),
+        [(each.id, each.language, each.version, plural(each.held, "message")) for each in clients],
+        "",
     )
 
 
@@ -228,16 +248,23 @@ def reset(
 @group.command()
 @click.argument("name")
 @click.option("--out", is_flag=True, help="Move the group from the coordinator back to the brokers.")
+@click.option("--confirm-queues", "confirms", is_flag=True, help="Let new queues of the group's topics get owners.")
 @click.option("--dry-run", is_flag=True, help="Only show what would happen.")
 @YES
 @asks_server
-def coordinate(name: str, out: bool, dry_run: bool, yes: bool, server: str, as_json: bool) -> None:
+def coordinate(name: str, out: bool, confirms: bool, dry_run: bool, yes: bool, server: str, as_json: bool) -> None:
     """Move a group of an Apache cluster to its coordinator, or back (--out).
 
     The group continues at the same offsets. Stop its members first, and start them again afterwards: LaneMQ's members
     find the coordinator by themselves. Other members get no messages of a coordinated group.
+
+    Queues that are added to a topic later get no owner until you confirm them (--confirm-queues), because keys may
+    have moved there: wait until the older messages of these keys are done.
     """
     with CoordinatedAdmin(server) as admin:
+        if confirms:
+            _confirm_queues(admin, name, dry_run=dry_run, yes=yes, as_json=as_json)
+            return
         plan = admin.move(name, out=out)
         if plan.problems or plan.moved:
             why = "; ".join(plan.problems) or "it is coordinated already"
@@ -250,6 +277,16 @@ def coordinate(name: str, out: bool, dry_run: bool, yes: bool, server: str, as_j
                 raise CliError(f"group {name} is not moved: {'; '.join(plan.problems)}")
     document = {"moved": plan.moved, "queues": msgspec.to_builtins(plan.queues)}
     show(as_json, lambda: document, _move_grid(plan))
+
+
+def _confirm_queues(admin: CoordinatedAdmin, name: str, *, dry_run: bool, yes: bool, as_json: bool) -> None:
+    new = admin.confirm_queues(name).queues
+    rows = [(each.topic, each.broker, each.queue_id) for each in new]
+    grid = Grid(("topic", "broker", "queue"), rows, empty="no queue waits for a confirmation")
+    if new and not dry_run:
+        confirm(yes, f"{plural(len(new), 'new queue')} will get owners, in all groups", grid)
+        admin.confirm_queues(name, apply=True)
+    show(as_json, lambda: {"confirmed": bool(new) and not dry_run, "queues": msgspec.to_builtins(new)}, grid)
 
 
 def _move_grid(plan: CoordinateAnswer) -> Grid:

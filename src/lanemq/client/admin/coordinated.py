@@ -16,6 +16,11 @@ class CoordinatedAdmin(AdminClient):
         body = CoordinateBody(group=check_group(group), out=out, apply=apply)
         return CoordinateAnswer.decode(self._ask(RequestCode.LANE_COORDINATE, body))
 
+    def confirm_queues(self, group: str, *, apply: bool = False) -> CoordinateAnswer:
+        """Lets new queues of a coordinated group's topics get owners; without `apply`, only names them."""
+        body = CoordinateBody(group=check_group(group), confirm=True, apply=apply)
+        return CoordinateAnswer.decode(self._ask(RequestCode.LANE_COORDINATE, body))
+
     def compare(self, group: str, *, apply: bool = False) -> CompareAnswer:
         """Compares what a coordinated group has read with what the brokers have.
 

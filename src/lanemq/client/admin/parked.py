@@ -14,6 +14,7 @@ from lanemq.client.admin.calls import AdminClient, found_messages
 from lanemq.client.message import Message
 from lanemq.clock import wall_time
 from lanemq.core.lane_status import LaneStatus
+from lanemq.core.offset_windows import WINDOW
 from lanemq.model.checks import check_kind, check_text
 from lanemq.model.errors import ConnectFailed, OffsetNotFound
 from lanemq.model.names import TOOLS_GROUP
@@ -24,7 +25,7 @@ from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import PullHeader
 from lanemq.wire.lane_bodies import LaneBody, NextOffsets, ParkedLaneBody, ParkedResult, ParkedTable
-from lanemq.wire.record import PULL_SUBSCRIPTION
+from lanemq.wire.record import PULL_SUBSCRIPTION, records_in
 
 
 class AnyKey:
@@ -116,15 +117,18 @@ class ParkedAdmin(AdminClient):
         """The messages of an answer. A coordinator has only their offsets; the messages are at the queue's broker."""
         if not body.startswith(b"{"):
             return found_messages(body, queue.broker)
-        master, messages = self._calls.routes.get(queue.topic).master(queue.broker), list[Message]()
-        for offset in NextOffsets.decode(body).offsets:
+        master, answer = self._calls.routes.get(queue.topic).master(queue.broker), NextOffsets.decode(body)
+        records = dict(answer.copied)
+        for offset in answer.offsets:
+            if offset in records:
+                continue
             header = PullHeader(
                 consumer_group=TOOLS_GROUP, topic=queue.topic, queue_id=queue.queue_id, queue_offset=offset,
-                max_msg_nums=1, sys_flag=PULL_SUBSCRIPTION, subscription="*", expression_type="TAG",
+                max_msg_nums=WINDOW, sys_flag=PULL_SUBSCRIPTION, subscription="*", expression_type="TAG",
             )  # fmt: skip
             reply = self._calls.request(master, Command(RequestCode.PULL_MESSAGE, 0, ext=header.to_ext()))
-            messages += found_messages(reply.body, queue.broker)[:1]
-        return messages
+            records |= records_in(reply.body)
+        return found_messages(b"".join(records[each] for each in answer.offsets if each in records), queue.broker)
 
     def _kept_at(self, address: Address, wanted: LaneBody) -> Iterator[ParkedLaneView]:
         """The lanes that a broker or a coordinator keeps."""

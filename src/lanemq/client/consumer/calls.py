@@ -3,6 +3,7 @@
 What LaneMQ brokers get in addition (lease length, epoch, client id) travels in extra fields that other brokers ignore.
 """
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -15,6 +16,7 @@ from lanemq.client.routing import AsyncRoutes
 from lanemq.client.topic_route import REFRESH_MILLIS, TopicRoute
 from lanemq.client.topics import checked, run_async
 from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
+from lanemq.core.offset_windows import windows
 from lanemq.model.errors import ConnectFailed, InvalidOption, NotAllowed, OffsetNotFound
 from lanemq.model.log_marks import LogMark, SeenLog
 from lanemq.model.queue import MessageQueue
@@ -41,7 +43,7 @@ from lanemq.wire.headers import (
 from lanemq.wire.lane_bodies import LaneBody, SeenBody
 from lanemq.wire.lane_fields import LANE_CLIENT, LANE_EPOCH, LANE_IGNORED
 from lanemq.wire.log_marks import mark_in
-from lanemq.wire.record import PULL_SUBSCRIPTION, RecordView
+from lanemq.wire.record import PULL_SUBSCRIPTION, records_in
 from lanemq.wire.route_bodies import SubscriptionGroupConfig
 from lanemq.wire.stats_bodies import ConsumerConnection
 
@@ -283,27 +285,38 @@ class ConsumerCalls:
         command = Command(RequestCode.UNREGISTER_CLIENT, 0, ext=header.to_ext())
         await self._request(address, command, REQUEST_TIMEOUT)
 
-    async def record(self, queue: MessageQueue, offset: QueueOffset) -> bytes:
-        """The message at an offset, as stored; empty if its broker has deleted it."""
+    async def records(self, queue: MessageQueue, offsets: Sequence[int]) -> dict[int, bytes]:
+        """The messages at ascending offsets, as stored; those that its broker has deleted are left out.
+
+        Messages that are near each other come with one pull; pulls for those that are not are sent together.
+        """
+        parts = await asyncio.gather(*(self._window(queue, each) for each in windows(offsets)))
+        return {offset: record for part in parts for offset, record in part.items()}
+
+    async def _window(self, queue: MessageQueue, offsets: Sequence[int]) -> dict[int, bytes]:
+        found: dict[int, bytes] = {}
+        for offset in offsets:
+            if offset > max(found, default=-1):  # the first pull brings all, unless they are large
+                found |= await self._read(queue, QueueOffset(offset), offsets[-1] - offset + 1)
+        return {offset: found[offset] for offset in offsets if offset in found}
+
+    async def _read(self, queue: MessageQueue, offset: QueueOffset, count: int) -> dict[int, bytes]:
         header = PullHeader(
             consumer_group=self.coordination.pull_group,
             topic=queue.topic,
             queue_id=queue.queue_id,
             queue_offset=offset,
-            max_msg_nums=1,
+            max_msg_nums=count,
             sys_flag=PULL_SUBSCRIPTION,
             subscription="*",
             expression_type="TAG",
         )
         pulled = await self.pull(header, queue.broker)
-        has_record = (
-            pulled.code == ResponseCode.SUCCESS and pulled.body and RecordView(pulled.body).queue_offset == offset
-        )
-        return pulled.body if has_record else b""
+        return records_in(pulled.body) if pulled.code == ResponseCode.SUCCESS else {}
 
     async def mark(self, queue: MessageQueue, offset: QueueOffset) -> LogMark | None:
         """The mark of the message at an offset; None if there is none."""
-        return mark_in(await self.record(queue, offset))
+        return mark_in((await self.records(queue, (offset,))).get(offset, b""))
 
     async def seen(self, queue: MessageQueue) -> SeenLog:
         """What the group's members have seen of a queue's log, as the coordinator knows it."""

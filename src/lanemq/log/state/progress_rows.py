@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-from lanemq.core.brokering.cluster.queue_seen import SavedSeen
 from lanemq.core.brokering.progress_store import (
     EndedLane,
     ForgottenProgress,
@@ -18,6 +17,7 @@ from lanemq.core.brokering.progress_store import (
     SavedOffset,
 )
 from lanemq.core.brokering.queue_progress import LaneName
+from lanemq.core.brokering.queue_seen import SavedSeen
 from lanemq.core.lane_status import Failure, LaneStatus
 from lanemq.log.state.database import State, Sync
 from lanemq.model.log_marks import LastStamp, LogMark
@@ -78,8 +78,7 @@ class ProgressRows:
         lanes = []
         for row in self._state.rows(f"SELECT {columns} FROM parked_lanes"):
             lane, (reason, attempts, since, status, through, first, overtaken) = row[:5], row[5:]
-            group, *queue, key = lane
-            name = LaneName(group, MessageQueue(*queue), key[1:] if key else None)
+            name = _name(*lane)
             query = f"SELECT start, offsets FROM parked_chunks WHERE {_OF_LANE} ORDER BY start"
             chunks = self._state.rows(query, lane)
             failure = Failure(reason, attempts)
@@ -87,6 +86,16 @@ class ProgressRows:
                 SavedLane(name, failure, Millis(since), LaneStatus(status), through, first, bool(overtaken), chunks)
             )
         return lanes
+
+    def last_copies(self) -> list[tuple[LaneName, int]]:
+        """The last copied offset of each lane that has copies."""
+        columns = "grp, topic, broker, queue_id, key"
+        rows = self._state.rows(f"SELECT {columns}, max(value) FROM parked_messages GROUP BY {columns}")
+        return [(_name(*lane), last) for *lane, last in rows]
+
+    def copied_bytes(self) -> int:
+        """Size of all copies."""
+        return int(self._state.rows("SELECT coalesce(sum(length(record)), 0) FROM parked_messages")[0][0])
 
     def copies(self, name: LaneName, start: int, limit: int) -> list[tuple[int, bytes]]:
         query = f"SELECT value, record FROM parked_messages WHERE {_OF_LANE} AND value >= ? ORDER BY value LIMIT ?"
@@ -114,6 +123,10 @@ def _seen(marks: str, stamps: Sequence[LastStamp]) -> SavedSeen | None:
         return None
     done, known = _MARKS.decode(marks)
     return SavedSeen(known, done, tuple(stamps))
+
+
+def _name(group: str, topic: str, broker: str, queue_id: int, key: str) -> LaneName:
+    return LaneName(group, MessageQueue(topic, broker, queue_id), key[1:] if key else None)
 
 
 def _save_lane(db: Any, lane: SavedLane) -> None:

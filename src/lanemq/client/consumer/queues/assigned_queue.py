@@ -135,6 +135,8 @@ class AssignedQueue:
 
     def report(self) -> QueueReport:
         progress = self.progress()
+        if not self.read_log.is_compared:
+            return QueueReport(progress)
         with self.scheduler as lanes:
             newest = lanes[self.queue].newest_finished
         done = None if newest is None else log_mark(newest.record)

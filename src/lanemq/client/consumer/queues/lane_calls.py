@@ -1,16 +1,16 @@
 """A member's requests about lanes that are set aside at the broker, as calls that take and return values."""
 
-import asyncio
 import itertools
 from dataclasses import replace
 
 from lanemq.background_log import ClientLog
 from lanemq.client.consumer.calls import ConsumerCalls
-from lanemq.client.message import Message
+from lanemq.client.message import Message, find_key
 from lanemq.core.consuming.lanes_aside import NextRequest, ParkedAtBroker, ParkRequest
 from lanemq.core.lane_status import LaneStatus
+from lanemq.model.errors import LogReplaced
 from lanemq.model.queue import MessageQueue
-from lanemq.model.units import Epoch, QueueOffset
+from lanemq.model.units import Epoch
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import ParkHeader, ParkNextResponse
@@ -47,14 +47,24 @@ class LaneCalls:
         status = lane_status(ParkNextResponse.from_ext(reply.ext).lane_parked)
         if self._calls.coordination.address is None or not reply.body:
             return status, reply.body
-        return await self._read(queue, epoch, request, status, NextOffsets.decode(reply.body).offsets)
+        return await self._read(queue, epoch, request, status, NextOffsets.decode(reply.body))
 
     async def _read(
-        self, queue: MessageQueue, epoch: Epoch, request: NextRequest, status: LaneStatus | None, offsets: list[int]
+        self, queue: MessageQueue, epoch: Epoch, request: NextRequest, status: LaneStatus | None, wanted: NextOffsets
     ) -> tuple[LaneStatus | None, bytes]:
-        """Reads the messages of a lane at their broker. What the broker has deleted is lost, with an error."""
-        records = await asyncio.gather(*(self._calls.record(queue, QueueOffset(offset)) for offset in offsets))
-        there = list(itertools.takewhile(bool, records))
+        """Reads the messages of a lane at their broker, unless the coordinator has copied them.
+
+        What the broker has deleted is lost, with an error.
+        """
+        offsets = wanted.offsets
+        at_broker = await self._calls.records(queue, [offset for offset in offsets if offset not in wanted.copied])
+        records = wanted.copied | at_broker
+        there = [records[offset] for offset in itertools.takewhile(records.__contains__, offsets)]
+        if any(find_key(record, 0) != request.key for record in there):
+            raise LogReplaced(
+                f"{queue} has messages of other keys at the offsets where key {request.key!r} was parked: its broker "
+                f"lost the end of the log, or the topic was created anew: lanemq group compare {self._group}"
+            )
         if there or not offsets:
             return status, b"".join(there)
         log.error("key %r of %s: offset %d was deleted by its broker and is lost", request.key, queue, offsets[0])

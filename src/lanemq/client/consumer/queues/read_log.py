@@ -46,13 +46,11 @@ class ReadLog:
         self.is_other = False
         """What was read is not there any more: the queue is given up, and taken again from the committed offset."""
 
-    def report(self, done: LogMark | None, *, by_key: bool) -> SeenLog | None:
+    def report(self, done: LogMark | None, *, by_key: bool) -> SeenLog:
         """What the coordinator does not know; `done` is the last finished message.
 
         A queue that is one lane has no finished ranges, which tell of repeats below the newest stamps.
         """
-        if not self.is_compared:
-            return None
         stamps = self.stamps.unreported() if self.stamps is not None and by_key else ()
         return SeenLog(self.read, done, stamps, self.other_from)
 

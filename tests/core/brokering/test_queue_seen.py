@@ -2,9 +2,9 @@
 
 from itertools import pairwise
 
-from lanemq.core.brokering.cluster.queue_seen import MAX_MARKS, QueueSeen, SavedSeen
 from lanemq.core.brokering.progress_table import ProgressTable
 from lanemq.core.brokering.queue_progress import CommitKind, QueueProgress
+from lanemq.core.brokering.queue_seen import MAX_MARKS, QueueSeen, SavedSeen
 from lanemq.core.finished_ranges import FinishedRanges
 from lanemq.core.lane_status import Failure
 from lanemq.model.log_marks import LastStamp, LogMark, SeenLog, differs
