@@ -190,11 +190,11 @@ class GroupHandler:
         members = self._parts.members
         for name, beat in groups.items():
             topics = [each.topic for each in beat.subscriptions]
-            lost = [each for topic in topics if (each := members.waited_for(name, topic)) is not None]
+            lost = [member for topic in topics if (member := members.waited_for(name, topic)) is not None]
             if lost:
                 self._warn_of_lost(lost[0])
                 continue
-            mixed = [(topic, each) for topic in topics if (each := members.mixed_filters(name, topic)) is not None]
+            mixed = [(topic, some) for topic in topics if (some := members.mixed_filters(name, topic)) is not None]
             if not mixed:
                 continue
             topic, filters = mixed[0]
