@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -44,7 +45,29 @@ def _java() -> list[str]:
     return ["java", *options, "-cp", f"{classes}:{libraries}/*", "GrpcClient"]
 
 
-CLIENTS: Mapping[str, Callable[[], list[str]]] = {"python": _python, "java": _java}
+def _node() -> list[str]:
+    sources = [HERE / "node" / name for name in ("client.js", "package.json")]
+
+    def build(place: Path) -> None:
+        for source in sources:
+            shutil.copy(source, place)
+        run_tool("npm", "install", "--no-package-lock", "--no-audit", "--no-fund", "--silent", cwd=place)
+
+    return ["node", str(cached("grpc-node", sources, build) / "client.js")]
+
+
+def _go() -> list[str]:
+    sources = [HERE / "go" / name for name in ("main.go", "go.mod", "go.sum")]
+
+    def build(place: Path) -> None:
+        for source in sources:
+            shutil.copy(source, place)
+        run_tool("go", "build", "-o", "client", ".", cwd=place, env={"GOFLAGS": "-mod=readonly"})
+
+    return [str(cached("grpc-go", sources, build) / "client")]
+
+
+CLIENTS: Mapping[str, Callable[[], list[str]]] = {"python": _python, "java": _java, "node": _node, "go": _go}
 """How to build each client, which returns how to start it."""
 
 

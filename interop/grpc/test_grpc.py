@@ -178,7 +178,7 @@ def test_tls_and_users(scene: Scene) -> None:
     file.write_text(USERS.format(topic=scene.topic, group=scene.group))
     authority = Authority(scene.folder)
     identity = authority.issue("front")
-    scene.environment["GRPC_DEFAULT_SSL_ROOTS_FILE_PATH"] = str(authority.ca)  # Java trusts any certificate
+    scene.environment["GRPC_DEFAULT_SSL_ROOTS_FILE_PATH"] = str(authority.ca)  # Java and Go trust any certificate
     scene.front.stop()
     scene.front = scene.new_front(
         "--users", str(file), "--cert", str(identity.cert), "--key", str(identity.key)
