@@ -127,9 +127,9 @@ def own_exceptions() -> Iterator[type[BaseException]]:
                 yield value
 
 
-NEVER_LEAVE = {"UnreadableHeader", "_TooShort", "NoHandler", "StagingOutdated"}
+NEVER_LEAVE = {"UnreadableHeader", "_TooShort", "NoHandler", "StagingOutdated", "CallFailed", "CallRefused"}
 """Not raised to a caller: two are turned into errors of the tree by `wire.command`, workers send a message without a
-handler back, and the PostgreSQL sink copies a batch again."""
+handler back, the PostgreSQL sink copies a batch again, and a gRPC front answers a call with a status."""
 
 
 def test_every_exception_class_is_a_lane_error() -> None:
