@@ -6,10 +6,10 @@ It serves the requests about groups that a LaneMQ broker serves, with the same h
 import asyncio
 import contextlib
 import logging
-import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -32,6 +32,7 @@ from lanemq.broker.recording import Recording
 from lanemq.broker.recovery import recovered_groups
 from lanemq.broker.storage.disk_thread import DiskThread
 from lanemq.broker.storage.saved_filters import SavedFilters
+from lanemq.client import identity as identities
 from lanemq.client.coordination import EVERY_GROUP
 from lanemq.clock import Clock, SystemClock, machine_of, nanoseconds_of
 from lanemq.coordinator.cluster import CONSUME_ENABLE, ClusterLink, cluster_name, masters_in, settings_of
@@ -101,22 +102,22 @@ class Coordinator:
             if (folder / BROKER_STATE_FILE).exists():
                 raise UsageError(f"{folder} is the data folder of a broker: give the coordinator a folder of its own")
             folder.mkdir(mode=0o750, parents=True, exist_ok=True)
-            lock = DataLock(folder)
+            lock = self._lock_folder()
             undo.callback(lock.close)
             pool = ConnectionPool(security=self.options.security, clock=self._clock)
             undo.callback(pool.close)
             link = ClusterLink(self.options.cluster, pool)
             info = await link.info()
             is_new = not (folder / STATE_FILE).exists()
-            state = State(folder / STATE_FILE)
+            state = self._new_state(folder / STATE_FILE)
             undo.callback(state.close)
             identity = _identity(state, cluster_name(info), self._clock, is_new=is_new)
             await self._check_cluster(state, identity, info, link)
-            thread = DiskThread(asyncio.get_running_loop(), "rows")
+            thread = self._new_thread()
             undo.callback(thread.stop)
             recording = self._open_history(identity.name)
             undo.callback(recording.close)
-            listener = Listener(self.options.listen)
+            listener = self._new_listener()
             undo.callback(listener.close)
             self.address = self.options.advertised(listener.address.port)
             self._running = self._assemble(identity, state, thread, recording, link)
@@ -189,6 +190,23 @@ class Coordinator:
         history = open_history(folder, process, now, role="broker", machine=machine_of(self._clock))
         return Recording(history, process, alive)
 
+    # what a simulation replaces
+
+    def _lock_folder(self) -> DataLock:
+        return DataLock(self.options.data)
+
+    def _new_state(self, path: Path) -> State:
+        return State(path)
+
+    def _new_thread(self) -> DiskThread:
+        return DiskThread(asyncio.get_running_loop(), "rows")
+
+    def _new_listener(self) -> Listener:
+        return Listener(self.options.listen)
+
+    def _new_server(self, connections: Connections, counters: Counters) -> Server:
+        return Server(connections, refusals=counters.refusals)
+
     # wiring
 
     def _assemble(
@@ -245,7 +263,7 @@ class Coordinator:
             {code: handler for code, handler in each.table().items() if code not in NOT_HERE} for each in handlers
         ]
         dispatch = Dispatch(served, parts.notices.answered, counters.refusals, clock=clock)
-        server = Server(Connections(parts, dispatch, groups), refusals=counters.refusals)
+        server = self._new_server(Connections(parts, dispatch, groups), counters)
         return CoordinatorParts(
             parts,
             queues,
@@ -291,7 +309,7 @@ def _identity(state: State, cluster: str, clock: Clock, *, is_new: bool) -> Iden
     if is_new or state.get(_NAME) is None:
         state.put(EPOCH_FLOOR, str(clock.wall() // 1000))
         state.put(_CLUSTER, cluster)
-        state.put(_NAME, secrets.token_hex(6))
+        state.put(_NAME, identities.origin.random(6).hex())
     name, known = state.get(_NAME), state.get(_CLUSTER)
     if name is None or known is None:
         raise StorageError("the coordinator's database does not say who it is; restore the data folder from a backup")
