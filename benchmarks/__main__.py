@@ -20,7 +20,6 @@ SPARK = (
     "spark_cdc",
     "spark_memory",
     "spark_scale",
-    "check_spark",
 )
 ALONE = ("effects", "check", "start", "consume_table", "limits")
 GROUPS = {"plain": PLAIN, "lanes": LANES, "spark": SPARK}

@@ -53,6 +53,7 @@ MEMBERS, REFUSED = series("lanemq_group_members", group="g"), series("lanemq_ref
 EXPIRED = series("lanemq_lease_changes_total", change="expired")
 FREE, MARK = series("lanemq_disk_free_bytes"), series("lanemq_disk_watermark_bytes")
 LAG, LATE = of_group("lanemq_lag_messages"), of_group("lanemq_lag_seconds")
+BACKLOG = of_group("lanemq_backlog_seconds")
 
 CASES = [
     Case("LaneMQDown", {series("up"): "1x28 0x10"}, HERE),
@@ -68,10 +69,14 @@ CASES = [
     Case("LaneMQDiskFillsUp", {FREE: "90e9-10e6x500", MARK: "5e8x500"}, None, 450),
     Case("LaneMQDamagedRecords", {series("lanemq_damaged_places"): "0x20 2x20"}, HERE),
     Case("LaneMQDamagedRecords", {series("lanemq_damaged_places"): "0x60"}, None),
-    Case("LaneMQGroupBehind", {LATE: "301x60"}, GROUP),
-    Case("LaneMQGroupBehind", {LATE: "400x20 _x40"}, GROUP),  # unknown while indexes are rebuilt
-    Case("LaneMQGroupBehind", {LATE: "400x20 0x40"}, None),
-    Case("LaneMQGroupBehind", {LATE: "299x60"}, None),
+    Case("LaneMQGroupBehind", {BACKLOG: "301x60"}, GROUP),
+    Case("LaneMQGroupBehind", {BACKLOG: "400x20 _x40"}, GROUP),  # unknown while indexes are rebuilt
+    Case("LaneMQGroupBehind", {BACKLOG: "400x20 0x40"}, None),
+    Case("LaneMQGroupBehind", {BACKLOG: "299x60"}, None),
+    Case("LaneMQGroupBehind", {BACKLOG: "1x60", LATE: "9000x60"}, None),  # a key is held
+    Case("LaneMQKeyHeld", {BACKLOG: "1x60", LATE: "901x60"}, GROUP),
+    Case("LaneMQKeyHeld", {BACKLOG: "901x60", LATE: "901x60"}, None),
+    Case("LaneMQKeyHeld", {BACKLOG: "1x60", LATE: "20x60"}, None),
     Case("LaneMQLagUnknown", {LAG: "5x60"}, GROUP),
     Case("LaneMQLagUnknown", {LAG: "5x60", LATE: "1x60"}, None),
     Case("LaneMQLagUnknown", {LAG: "0x60"}, None),
@@ -187,7 +192,7 @@ def test_prometheus_accepts_the_settings_of_the_guide(promtool: str, tmp_path: P
 @pytest.mark.extended
 def test_the_texts_of_an_alert_name_what_it_is_about(promtool: str, tmp_path: Path) -> None:
     (rule,) = [rule for rule in rules() if rule["alert"] == "LaneMQGroupBehind"]
-    case = as_test(Case("LaneMQGroupBehind", {LATE: "400x60"}, GROUP), {"LaneMQGroupBehind": "warning"})
+    case = as_test(Case("LaneMQGroupBehind", {BACKLOG: "400x60"}, GROUP), {"LaneMQGroupBehind": "warning"})
     (expected,) = case["alert_rule_test"][0]["exp_alerts"]
     expected["exp_annotations"] = {
         "summary": "Group g is 6m 40s behind in T.",

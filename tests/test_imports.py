@@ -25,7 +25,7 @@ CASES = [
     ("from lanemq import Admin", HEAVY | {"lanemq.client.producer"}),
     (
         "import lanemq.spark.source, lanemq.spark.read.batch_reader, lanemq.spark.read.stream_reader",
-        {"asyncio", "lanemq.client.admin", "lanemq.client.routing", "lanemq.spark.group", "lanemq.spark.lag"}
+        {"asyncio", "lanemq.client.admin", "lanemq.client.routing", "lanemq.spark.lag"}
         | {"lanemq.spark.read.brokers", "lanemq.spark.read.stream_driver", "lanemq.spark.write"},
     ),
     ("import lanemq.cli.main", (HEAVY - {"click", "lanemq.cli"}) | {"asyncio", "ssl", "lanemq.client", "lanemq.net"}),

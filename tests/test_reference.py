@@ -132,7 +132,7 @@ def fixed_limits() -> dict[str, int]:
     found = {f"{name}.of_party": limit.of_party for name, limit in limits if limit.of_party is not None}
     found |= {f"{name}.of_connection": limit.of_connection for name, limit in limits if limit.of_connection is not None}
     found |= {f"body_limits.{RequestCode(code).name}": value for code, value in _LIMITS.items()} | OTHERS
-    used = ("broker/**/*.py", "core/brokering/*.py", "net/peer.py", "net/server.py", "net/monitor.py",
+    used = ("broker/**/*.py", "core/brokering/**/*.py", "net/peer.py", "net/server.py", "net/monitor.py",
             "net/descriptors.py", "net/rate_limited_log.py")  # fmt: skip
     for path in sorted(path for pattern in used for path in (ROOT / "src" / "lanemq").glob(pattern)):
         module = path.stem

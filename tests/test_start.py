@@ -177,6 +177,8 @@ def left_out(code: str) -> bool:
 
 
 def without_times(text: str) -> str:
+    """And with the folder of the page."""
+    text = re.sub(r"[\w-]+/bill\.py", "shop/bill.py", text)
     return re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+\+\d\d:\d\d", "TIME", text)
 
 

@@ -17,7 +17,7 @@ from lanemq.broker.body_limits import SMALL_BODY
 from lanemq.broker.handlers.locks import MAX_QUEUES
 from lanemq.broker.handlers.owner_parking import MAX_KEY_CHARS
 from lanemq.broker.handlers.routes import MAX_KV_CHARS
-from lanemq.core.brokering.membership import ConnectionId, GroupHeartbeat, GroupSubscription
+from lanemq.core.brokering.members.group import ConnectionId, GroupHeartbeat, GroupSubscription
 from lanemq.core.brokering.quotas import Quota, Quotas
 from lanemq.core.lane_status import MAX_PARKED, Failure
 from lanemq.model.units import Millis, QueueOffset

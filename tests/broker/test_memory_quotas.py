@@ -7,7 +7,7 @@ from tests.broker.test_limits import limited, refusals
 
 from lanemq.broker.charges import Charges
 from lanemq.broker.handlers import pull
-from lanemq.core.brokering.membership import Membership
+from lanemq.core.brokering.members.membership import Membership
 from lanemq.core.brokering.queue_progress import OFFSET_BYTES
 from lanemq.core.brokering.quotas import Quota, Quotas
 from lanemq.model.java_hash import REMEMBERED_CHARS, java_string_hash, tag_code

@@ -7,7 +7,8 @@ import pytest
 from tests.net.test_loop_slices import Ticking, iterations
 
 from lanemq.broker.notices import Notices
-from lanemq.core.brokering.membership import ConnectionId, GroupHeartbeat, Membership
+from lanemq.core.brokering.members.group import ConnectionId, GroupHeartbeat
+from lanemq.core.brokering.members.membership import Membership
 from lanemq.model.units import Millis
 from lanemq.net.loop_slices import SLICE_NS, LoopSlices
 from lanemq.net.peer import Peer

@@ -23,7 +23,8 @@ from lanemq.client.consumer.app import App
 from lanemq.client.message import Message
 from lanemq.client.producer.producer import Producer
 from lanemq.clock import SystemClock
-from lanemq.core.brokering import lock_table, membership
+from lanemq.core.brokering import lock_table
+from lanemq.core.brokering.members.group import Group
 from lanemq.history import open_history
 from lanemq.model.errors import StorageError
 from lanemq.net.address import Address
@@ -558,7 +559,7 @@ def test_the_checker_finds_messages_that_a_member_with_fewer_tags_skips(
     run: RecordedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The broker gives queues to all members, as if their tags were the same."""
-    monkeypatch.setattr(membership._Group, "waits", lambda *_: False)
+    monkeypatch.setattr(Group, "waits", lambda *_: False)
     monkeypatch.setattr(PullHandler, "_check_filter", lambda *_: None)
     report = deploy_another_tag(run)
     assert report.verdict is Verdict.VIOLATION

@@ -23,7 +23,7 @@ from tests.log.conftest import memory_folder
 
 from lanemq.broker import body_limits
 from lanemq.broker.handlers import pull
-from lanemq.core.brokering.membership import ConnectionId, GroupHeartbeat, GroupSubscription
+from lanemq.core.brokering.members.group import ConnectionId, GroupHeartbeat, GroupSubscription
 from lanemq.core.lane_status import Failure
 from lanemq.model.units import Millis
 from lanemq.net import loop_slices

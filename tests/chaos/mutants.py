@@ -26,7 +26,7 @@ from lanemq.core.brokering import dedup
 from lanemq.core.brokering.dedup import Fresh, Gap, ProducerTable
 from lanemq.core.brokering.keep_alive import KeepAlives
 from lanemq.core.brokering.lock_table import Current, Lease, LockGrant, LockTable
-from lanemq.core.brokering.membership import Membership
+from lanemq.core.brokering.members.membership import Membership
 from lanemq.core.consuming.lane_queue import LaneQueue
 from lanemq.core.consuming.lanes_aside import LanesAside
 from lanemq.core.consuming.queue_lease import QueueLease

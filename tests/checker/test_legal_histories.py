@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from lanemq.checker.checking import CheckOptions
-from lanemq.checker.verdict import Findings, Report, Verdict
+from lanemq.checker.verdict import Report, Verdict
 
 Judge = Callable[..., Report]
 
@@ -628,10 +628,3 @@ def test_a_restart_of_a_broker_counts_once_however_many_queues_it_has(judge: Jud
     once = "a turn 0 k\na end 0 k ok\nbroker recovered 0 alive=15\nbroker recovered 0 alive=15 queue=1"
     assert judge(once).coverage["restarts"] == 1
     assert judge(f"{once}\nbroker recovered 0 alive=45\nbroker recovered 0 alive=45 queue=1").coverage["restarts"] == 2
-
-
-def test_a_restart_seen_in_two_parts_of_a_history_counts_once() -> None:
-    """Each shard of a Spark job sees only its own queue."""
-    whole = Findings(restarts={("broker", 15)})
-    whole.add(Findings(restarts={("broker", 15), ("broker", 45)}))
-    assert whole.coverage()["restarts"] == 2

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 from tests.checker.conftest import parse
+from tests.checker.history_files import write_history
 from tests.checker.test_planted_violations import SENT
-from tests.pipelines.audit.histories import write_history
 
 from lanemq.checker.checking import CheckOptions, check
 from lanemq.checker.explain import describe

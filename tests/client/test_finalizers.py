@@ -169,3 +169,37 @@ end(f"fine {len(log.futures) > 20}")
 """
     )
     assert "fine True" in written, written
+
+
+def test_a_submit_waits_for_no_thread_that_waits_for_a_log_handler() -> None:
+    """One thread is inside the producer, and its signal handler waits for the lock of a logging handler. Another thread
+    holds that lock and submits."""
+    written = run_watched(
+        """
+class Shipped(Log):
+    def emit(self, record):
+        self.futures.append(self.producer.submit("logs", record.getMessage(), key="log", tag=record.levelname))
+
+log = Shipped(producer, "submit")
+program_log.handlers[:] = [log]
+done = False
+
+def logs():
+    while not done:
+        program_log.info("line")
+        time.sleep(0)
+
+threads = [threading.Thread(target=logs) for _ in range(2)]
+for thread in threads: thread.start()
+signal.signal(signal.SIGALRM, lambda *_: program_log.info("alarm"))
+signal.setitimer(signal.ITIMER_REAL, 0.0003, 0.0003)
+futures = [producer.submit("orders", number, key="k", tag="t") for number in range(3000)]
+signal.setitimer(signal.ITIMER_REAL, 0)
+done = True
+for thread in threads: thread.join()
+offsets = [future.result(20).offset for future in futures]
+assert all(future.result(20) for future in log.futures)
+end(f"fine {offsets == sorted(offsets)} {len(log.futures) > 100}")
+"""
+    )
+    assert "fine True True" in written, written

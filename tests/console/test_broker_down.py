@@ -1,6 +1,8 @@
 """What pages say while the brokers do not answer, or refuse the console: what is not known, and how old the rest is."""
 
 import asyncio
+import re
+import threading
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from typing import ClassVar
@@ -13,7 +15,7 @@ from tests.console.test_views import QUEUE, group, snapshot
 from lanemq.client.admin.key_progress import KeyFacts
 from lanemq.clock import SystemClock
 from lanemq.console import app as console
-from lanemq.console import screens
+from lanemq.console import reading, screens
 from lanemq.console.routes import groups, key
 from lanemq.console.settings import ConsoleSettings
 from lanemq.console.snapshot import Snapshot, SnapshotReader
@@ -56,6 +58,12 @@ def fail(page: TestClient, problem: Exception) -> None:
     page.portal.call(page.app.state.console.watch.changed)
 
 
+def never_read(page: TestClient) -> None:
+    """As a console that was started while the brokers were away."""
+    watch = page.app.state.console.watch
+    watch._last_good, watch.now = None, Snapshot(SystemClock().wall())
+
+
 FALSE_WHEN_UNREAD = {
     "/waiting": ("No key waits", "No message was given up", "0 keys"),
     "/dead": ("There are no dead letters",),
@@ -67,6 +75,7 @@ FALSE_WHEN_UNREAD = {
 
 @pytest.mark.parametrize("problem", [AWAY, WRONG])
 def test_a_page_does_not_take_what_was_not_read_for_nothing(page: TestClient, problem: LaneError) -> None:
+    never_read(page)
     fail(page, problem)
     for path, texts in FALSE_WHEN_UNREAD.items():
         shown = page.get(path).text
@@ -79,6 +88,7 @@ def test_a_page_does_not_take_what_was_not_read_for_nothing(page: TestClient, pr
 
 
 def test_brokers_that_refuse_the_console_are_not_called_down(page: TestClient) -> None:
+    never_read(page)
     fail(page, WRONG)
     shown = page.get("/").text
     assert "The brokers refuse the console." in shown
@@ -131,7 +141,7 @@ def test_an_open_page_says_that_the_brokers_are_gone_and_how_old_it_is(
         monkeypatch.setattr(type(clock), "wall", lambda self: wall() + 60_000)
         await shared.reading.do(lambda: None)  # forgets the answers that are less than a second old
         for text, events in both.items():
-            shown = await first_with(events, "The brokers cannot be reached.")
+            shown = re.sub(r"</?span[^>]*>", "", await first_with(events, "The brokers cannot be reached."))
             assert text in shown, "the page keeps what it showed"
             assert "127.0.0.1:9876 does not answer. What follows was read 1 min ago." in shown
             assert "Last read 1 min ago" in shown
@@ -142,6 +152,54 @@ def test_an_open_page_says_that_the_brokers_are_gone_and_how_old_it_is(
             await events.aclose()
 
     page.portal.call(watch_both)
+
+
+@pytest.mark.parametrize("path", ["/groups", "/topics", "/groups/shipping", "/"])
+def test_what_was_read_stays_grey_with_its_age_and_the_reason(page: TestClient, path: str) -> None:
+    page.portal.call(page.app.state.console.watch.changed)
+    before = rows(page.get(path).text)
+    assert before
+    fail(page, AWAY)
+    shown = page.get(path).text
+    assert 'class="old"' in shown
+    assert "127.0.0.1:9876 does not answer" in shown
+    assert re.search(r'Last read <span data-age="\d+">', shown)
+    assert rows(shown) == before
+    FakeReader.problem = None
+    page.portal.call(page.app.state.console.watch.changed)
+    assert 'class="old"' not in page.get(path).text
+
+
+def rows(text: str) -> list[str]:
+    """Where the rows and the tiles of a page lead."""
+    return re.findall(r'<t[rd][^>]*>.*?<a href="([^"]+)"', text.partition("<main")[2])[:5] or re.findall(
+        r'class="question">([^<]+)<', text
+    )
+
+
+def test_a_frozen_broker_is_said_before_its_request_fails(page: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A frozen broker refuses nothing: a request ends after seconds only, and with it a reading."""
+    frozen = threading.Event()
+    monkeypatch.setattr(reading, "SILENT_SECONDS", 0.05)
+    taken = FakeReader._take
+
+    def hang(self: FakeReader, wall: int) -> Snapshot:
+        frozen.wait(30)
+        return taken(self, wall)
+
+    async def watch() -> None:
+        watching = page.app.state.console.watch
+        await watching.changed()
+        monkeypatch.setattr(FakeReader, "_take", hang)
+        events = opened(page, screens.Screen("/groups", "groups", "groups.html", groups._list), "/groups")
+        shown = await first_with(events, "have not answered for some seconds")
+        assert 'class="old"' in shown
+        assert 'href="/groups/shipping"' in shown
+        frozen.set()
+        await first_with(events, "kept up to date")
+        await events.aclose()
+
+    page.portal.call(watch)
 
 
 def test_an_open_page_says_that_its_group_is_gone(page: TestClient) -> None:

@@ -1,6 +1,7 @@
 """What the screens show, without a broker: levels, trends, events, journeys."""
 
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -32,7 +33,7 @@ from lanemq.console.views.settings import broker_rows
 from lanemq.console.views.steps import KeyInPipeline, step_of
 from lanemq.console.views.topics import new_topic_view, parse_new_topic, topic_rows
 from lanemq.console.views.waiting import MAX_LISTED, waiting_view
-from lanemq.console.wording import NONE, ago, lateness, rate, size, span
+from lanemq.console.wording import NONE, ago, lateness, rate, size, span, time_zone
 from lanemq.core.lane_status import LaneStatus
 from lanemq.model.errors import InvalidOption
 from lanemq.model.queue import MessageQueue
@@ -119,10 +120,35 @@ def test_home_counts_what_waits_in_pipelines_and_does_not_call_an_unread_one_wel
         "40 messages parked until you redrive or discard",
         "bad",
     ), "also those of keys that the list leaves out"
-    assert (failed.answer, failed.detail) == ("7 keys", "2 held for a retry, 5 parked, 3 given up")
+    assert (failed.answer, failed.detail) == ("7 keys, 3 dead letters", "2 held for a retry, 5 parked")
     _, stuck, _, failed, _ = home_view(snapshot(0), Trends(), None, [pipeline(NOT_IN_TIME)]).tiles
     assert (stuck.answer, stuck.detail, stuck.level) == ("Unknown", "pipeline c was not read", "none")
     assert (failed.answer, failed.level) == ("Unknown", "none")
+
+
+@pytest.mark.parametrize(
+    ("zone", "shown"), [("UTC", "UTC"), ("Asia/Kolkata", "UTC+05:30"), ("America/Lima", "UTC-05:00")]
+)
+def test_the_zone_of_the_times_is_named(zone: str, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        assert time_zone(NOW) == shown
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+def test_a_held_key_does_not_make_its_group_late() -> None:
+    """The answer is about the messages that are handled now; the oldest key that waits stands beside."""
+    held = group(7, 1_000, finished=977, late_ms=120_000)
+    (queue,) = held.queues
+    now = replace(held, queues=(replace(queue, backlog_ms=400),))
+    _, _, late, *_ = home_view(snapshot(0, now), Trends(), None).tiles
+    assert (late.answer, late.level) == ("400 ms", "good")
+    assert late.detail == "shipping: 16 behind; its oldest held key: 2 min"
+    _, _, late, *_ = home_view(snapshot(0, held), Trends(), None).tiles
+    assert (late.answer, late.level, late.detail) == ("2 min", "warn", "shipping: 16 behind"), "all are late"
 
 
 def test_a_pipeline_that_stands_still_is_stuck_and_late() -> None:

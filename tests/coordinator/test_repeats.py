@@ -10,7 +10,7 @@ from tests.coordinator.test_coordinator import member, until
 from lanemq import Message
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.parked import ParkedAdmin
-from lanemq.core.brokering.cluster.queue_seen import QueueSeen
+from lanemq.core.brokering.queue_seen import QueueSeen
 from lanemq.testing.embedded import EmbeddedBroker
 from lanemq.testing.stock_broker import stores_repeats
 

@@ -5,12 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lanemq.core.effects import (
+    HOUR_MS,
     LOG_BEGAN_AGAIN,
     NEW,
     REPEAT,
     WAS_OVERTAKEN,
     EffectOwner,
     EffectVerdict,
+    HourCounter,
     LogPlace,
     PendingEffect,
     by_lane,
@@ -18,6 +20,7 @@ from lanemq.core.effects import (
     judge_owner,
     leading_repeats,
 )
+from lanemq.model.units import Millis
 
 APPLIED = LogPlace(100, 50)
 
@@ -133,3 +136,15 @@ def test_whatever_is_delivered_again_and_whoever_wakes_up_each_effect_happens_on
         assert applied == places[: len(applied)]
     epochs = [epoch for *_, epoch in database.effects]
     assert epochs == sorted(epochs)
+
+
+def test_hours_are_counted_by_the_running_time_of_those_who_know_the_present_one() -> None:
+    first, second = HourCounter(), HourCounter()
+    assert first.next_hour("db", 7, Millis(0)) == 7, "it does not know for how long it was 7"
+    assert first.next_hour("other", 3, Millis(HOUR_MS)) == 3
+    assert first.next_hour("db", 7, Millis(HOUR_MS - 1)) == 7
+    assert first.next_hour("db", 7, Millis(HOUR_MS)) == 8
+    assert second.next_hour("db", 8, Millis(0)) == 8
+    assert first.next_hour("db", 8, Millis(2 * HOUR_MS)) == 9
+    assert second.next_hour("db", 9, Millis(HOUR_MS)) == 9, "the other one has counted this hour"
+    assert first.next_hour("db", 9, Millis(9 * HOUR_MS)) == 10, "one at a time: others may have counted"

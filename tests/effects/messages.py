@@ -57,17 +57,17 @@ def _copied(text: str, place: OriginalPlace | None) -> str:
     return text + encode_properties({LANE_STAMP: f"{producer_id('move', place.queue)}.1.0"})
 
 
-class WallClock:
-    """A wall clock that the test sets."""
+class JumpingClock:
+    """Clocks that the test sets."""
 
-    def __init__(self, wall: int = 1_800_000_000_000) -> None:
-        self.wall_ms = wall
+    def __init__(self) -> None:
+        self.running_ms, self.wall_ms = 5_000_000, 1_800_000_000_000
 
     def now(self) -> Millis:
-        return Millis(self.wall_ms)
+        return Millis(self.running_ms)
 
     def wall(self) -> Millis:
         return Millis(self.wall_ms)
 
     def now_ns(self) -> int:
-        return self.wall_ms * 1_000_000
+        return self.running_ms * 1_000_000

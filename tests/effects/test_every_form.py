@@ -3,7 +3,7 @@
 import pytest
 from tests.effects import forms
 from tests.effects.forms import Form
-from tests.effects.messages import HOUR, QUEUE, WallClock, delivered
+from tests.effects.messages import HOUR, QUEUE, JumpingClock, delivered
 
 from lanemq import Skip
 from lanemq.client.copies import OriginalPlace
@@ -154,12 +154,28 @@ def test_copies_of_a_queue_that_was_never_read_itself_can_be_forgotten(form: For
 
 @every_form
 def test_rows_are_deleted_when_their_time_is_over(form: Form) -> None:
-    clock = WallClock()
+    clock = JumpingClock()
     form.apply(delivered(1, "short"), "short", clock=clock, keep=HOUR / 1000)
     form.apply(delivered(2, "long"), "long", clock=clock, keep=10 * HOUR / 1000)
-    clock.wall_ms += 3 * HOUR
-    form.apply(delivered(3, "later"), "later", clock=clock)
+    for hour in range(5):
+        clock.running_ms += HOUR
+        form.apply(delivered(3 + hour, "later"), "later", clock=clock)
     assert sorted(row[0] for row in form.query("SELECT lane FROM lanemq_effects")) == ["later", "long"]
+
+
+@every_form
+@pytest.mark.parametrize("days", [20, 3_000, -3_000])
+def test_no_row_is_deleted_because_a_wall_clock_jumps(form: Form, days: int) -> None:
+    """The process whose clock jumps, and one that begins after that."""
+    clock = JumpingClock()
+    form.apply(delivered(1, "a"), "a", clock=clock)
+    for offset in (2, 3):
+        clock.wall_ms += days * 24 * HOUR
+        clock.running_ms += HOUR
+        form.apply(delivered(offset, "b"), "b", clock=clock)
+    for again in (clock, JumpingClock()):
+        with pytest.raises(AlreadyApplied):
+            form.apply(delivered(1, "a"), "again", clock=again)
 
 
 @every_form
@@ -283,7 +299,7 @@ def test_an_exception_that_names_a_message_knows_whose_writes_were_undone(form: 
 def test_a_cleaning_that_fails_does_not_fail_the_effect(
     form: Form, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(EffectTables, "clean", lambda *_: Statement("DELETE FROM does_not_exist"))
+    monkeypatch.setattr(EffectTables, "stored_hour", lambda *_: Statement("SELECT 1 FROM does_not_exist"))
     form.apply(delivered(5), "first")
     form.apply(delivered(6), "on the same connection")
     assert form.effects() == ["first", "on the same connection"]

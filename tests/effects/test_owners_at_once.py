@@ -16,7 +16,7 @@ import pytest
 from tests.chaos.members import until
 from tests.chaos.mutants import shared_epoch
 from tests.effects.forms import Form, postgres_form
-from tests.effects.messages import HOUR, WallClock, delivered
+from tests.effects.messages import HOUR, JumpingClock, delivered
 from tests.postgres_server import Server
 
 from lanemq.effects import AlreadyApplied, once, statements, steps, table_definition
@@ -185,16 +185,20 @@ def test_a_commit_whose_answer_was_lost_is_recognised_by_the_retry(tmp_path: Pat
 
 
 def test_rows_are_deleted_in_portions_until_none_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = WallClock()
+    clock = JumpingClock()
     monkeypatch.setattr(steps, "CLEAN_ROWS", 4)
     monkeypatch.setattr(statements, "CLEAN_ROWS", 4)
     with contextlib.closing(sqlite3.connect(tmp_path / "shop.db")) as connection:
         for number in range(10):
             with once(delivered(number, f"k{number}"), connection, keep=HOUR / 1000, clock=clock):
                 pass
-        clock.wall_ms += 3 * HOUR
+        for number in range(10, 13):
+            clock.running_ms += HOUR
+            with once(delivered(number, "new"), connection, clock=clock):
+                pass
+        clock.running_ms += HOUR
         left = []
-        for number in range(10, 14):
+        for number in range(13, 17):
             with once(delivered(number, "new"), connection, clock=clock):
                 pass
             left.append(connection.execute("SELECT count(*) FROM lanemq_effects").fetchone()[0])

@@ -1,6 +1,6 @@
 """Writing to a peer that takes nothing: it ends, and those who may not wait do not."""
 
-import contextlib
+import _thread
 import signal
 import socket
 import threading
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from lanemq.model.errors import ConnectionLost, LaneError
+from lanemq.net import blocking
 from lanemq.net.address import Address
 from lanemq.net.blocking import BlockingConnection, DuplexConnection
 from lanemq.wire.command import RESPONSE_BIT, Command, FrameDecoder, encode_command
@@ -166,29 +167,16 @@ def test_an_interrupted_request_closes_its_connection(deaf: Address) -> None:
         connection.request(Command(2, 0), timeout=60)
 
 
-class InterruptedLock:
-    """A lock, and a signal handler that raises as soon as `acquire` returns. It cannot come in between where a `with`
-    statement takes the lock."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.locked, self.release = self._lock.locked, self._lock.release
-
-    def acquire(self, blocking: bool = True) -> bool:
-        self._lock.acquire(blocking)
-        raise Interrupted
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
-
-
-def test_an_exception_behind_the_lock_of_writers_does_not_leave_it_locked(deaf: Address) -> None:
-    link, lock = DuplexConnection(deaf, on_lost=lambda _: None), InterruptedLock()
-    link._writing = lock  # type: ignore[assignment]
-    with contextlib.suppress(Interrupted):
+@pytest.mark.usefixtures("_interrupted_soon")
+def test_an_exception_behind_the_lock_of_writers_does_not_leave_it_locked(
+    deaf: Address, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signal comes while the lock is taken, so its handler runs as soon as the interpreter lets it."""
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    link = DuplexConnection(deaf, on_lost=lambda _: None)
+    signals = map(_thread.interrupt_main, (signal.SIGALRM,))
+    monkeypatch.setattr(blocking, "NOT_WAITING", map(bool, signals))
+    with pytest.raises(Interrupted):
         link.post(Command(1, 0), lambda reply, error: None)
-    assert not lock.locked()
+    assert not link._writing.locked()
     link.close()

@@ -26,7 +26,7 @@ address, topic, folder = sys.argv[1:]
 spark = SparkSession.builder.remote("local[2]").getOrCreate()
 register(spark)
 options = {"servers": address, "topic": topic}
-stream = spark.readStream.format("lanemq").options(**options, group="connect").load()
+stream = spark.readStream.format("lanemq").options(**options, group="connect", startingOffsets="earliest").load()
 written = stream.writeStream.format("parquet").option("path", f"{folder}/table")
 query = written.option("checkpointLocation", f"{folder}/checkpoint").trigger(availableNow=True).start()
 query.awaitTermination()

@@ -71,9 +71,8 @@ def test_option_names_are_case_insensitive() -> None:
     )
 
 
-def test_a_member_starts_at_its_groups_offset() -> None:
-    """From latest it would skip what the group has not processed."""
-    assert parse_read_options({**GOOD, "group": "g"}, streaming=True).start.kind is LimitKind.COMMITTED
+def test_a_group_does_not_say_where_a_query_starts() -> None:
+    assert parse_read_options({**GOOD, "group": "g"}, streaming=True).start.kind is LimitKind.LATEST
     assert parse_read_options(GOOD, streaming=True).start.kind is LimitKind.LATEST
     assert parse_read_options(GOOD, streaming=False).start.kind is LimitKind.EARLIEST
 

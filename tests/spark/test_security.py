@@ -41,7 +41,7 @@ def options_for(guarded: EmbeddedBroker, authority: Authority, **more: str) -> d
 def test_a_query_reads_and_writes_with_tls_and_credentials(
     spark: Any, guarded: EmbeddedBroker, authority: Authority, tmp_path: Path
 ) -> None:
-    """A stream that is a member of a group, in driver and executors, and the sink."""
+    """A stream that stores its offsets for a group, in driver and executors, and the sink."""
     given = options_for(guarded, authority, group="spark", startingOffsets="earliest")
     copy = options_for(guarded, authority, topic="copies", checkpointLocation=str(tmp_path / "checkpoint"))
     stream = spark.readStream.format("lanemq").options(**given).load().select("key", "value")

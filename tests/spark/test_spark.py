@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 from pyspark.sql.functions import spark_partition_id
-from tests.spark.spark_driver import send, until
+from tests.spark.spark_driver import send
 
-from lanemq import App, Message
 from lanemq.client.admin.admin import Admin
 from lanemq.spark.columns import COLUMNS, DEFAULT_COLUMNS
 from lanemq.testing.embedded import EmbeddedBroker
@@ -134,41 +133,3 @@ def test_a_frame_is_written_to_a_topic(spark: Any, broker: EmbeddedBroker, topic
     frame.write.format("lanemq").mode("append").option("servers", broker.address).option("topic", topic).save()
     read = spark.read.format("lanemq").option("servers", broker.address).option("topic", topic).load()
     assert sorted(int(bytes(row.value)) for row in read.collect()) == list(range(50))
-
-
-def test_a_query_and_a_consumer_of_one_group_share_the_queues(
-    spark: Any, broker: EmbeddedBroker, topic: str, group: str, tmp_path: Path
-) -> None:
-    """The consumer alone, then both, then the query alone: every message is processed once."""
-    handled: list[tuple[int, int]] = []
-    app = App(broker.address, group=group)
-
-    @app.ordered(topic)
-    def handle(value: int, message: Message) -> None:
-        handled.append((message.queue.queue_id, message.queue_offset))
-
-    app.start()
-    send(broker.address, topic, range(50))
-    until(lambda: len(handled) == 50, 300)
-    collected = Collected()
-    frame = stream(spark, servers=broker.address, topic=topic, group=group)
-    writer = frame.writeStream.foreachBatch(collected).option("checkpointLocation", str(tmp_path))
-    query = writer.trigger(processingTime="0 seconds").start()
-    try:
-        with Admin(broker.address) as admin:
-            until(lambda: len({lease.owner for lease in admin.locks(group)}) == 2, 300)
-            send(broker.address, topic, range(50, 150))
-            until(lambda: len(handled) + len(collected.rows) == 150, 300)
-            assert collected.rows
-            app.stop()
-            until(lambda: len(admin.locks(group)) == 2 and len({lease.owner for lease in admin.locks(group)}) == 1, 300)
-        send(broker.address, topic, range(150, 200))
-        until(lambda: len(handled) + len(collected.rows) == 200, 300)
-        assert query.exception() is None
-    finally:
-        query.stop()
-        app.stop()
-    both = [(row.queue_id, row.queue_offset) for row in collected.rows] + handled
-    assert len(set(both)) == len(both) == 200
-    with Admin(broker.address) as admin:
-        until(lambda: not admin.locks(group))

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lanemq.model.errors import LocalProtocolError, RemoteProtocolError
-from lanemq.wire.command import MAX_HEADER_BYTES, BodyBuffer, Frame, FrameDecoder, pack_frame
+from lanemq.wire.command import MAX_HEADER_BYTES, BodyBuffer, Frame, FrameDecoder, pack_frame, split_frames
 
 ONE = pack_frame(0, b'{"code":1}', b"body")
 TWO = pack_frame(1, b"x" * 30, b"")
@@ -44,13 +44,12 @@ def test_unfinished_frame_is_not_looked_at_again_before_its_last_byte(
 ) -> None:
     """Joining and reading a large frame anew with every piece would cost its size squared."""
     looks: list[int] = []
-    take = FrameDecoder._take_frames
 
-    def counted(self: FrameDecoder, data: bytes, frames: list[Frame]) -> int:
+    def counted(data: bytes, limit: int, kind: type[Frame]) -> tuple[list[Frame], int, int]:
         looks.append(len(data))
-        return take(self, data, frames)
+        return split_frames(data, limit, kind)
 
-    monkeypatch.setattr(FrameDecoder, "_take_frames", counted)
+    monkeypatch.setattr("lanemq.wire.command.split_frames", counted)
     large, decoder = pack_frame(0, b"h", bytes(5000)), FrameDecoder()
     frames = [frame for at in range(0, len(large), 100) for frame in decoder.feed(large[at : at + 100])]
     assert frames == [Frame(0, b"h", bytes(5000))]

@@ -115,7 +115,7 @@ cdef class Intake:
     cdef public dict topics
     cdef public bint open
     cdef public Py_ssize_t max_messages, max_bytes
-    cdef Py_ssize_t _bytes
+    cdef readonly Py_ssize_t bytes
     cdef object _encode, _next_id, _new_future, _empty, _loop
     cdef MessageIds _ids
     cdef Py_ssize_t _max_body
@@ -135,7 +135,7 @@ cdef class Intake:
         if type(key) is not str:
             key = key_text(key)
         senders = self.topics.get(topic) if type(topic) is str else None
-        if senders is None or not self.open or len(self._line) >= self.max_messages or self._bytes > self.max_bytes:
+        if senders is None or not self.open or len(self._line) >= self.max_messages or self.bytes > self.max_bytes:
             return None
         sender = (<dict>senders).get(key)
         if sender is None:
@@ -148,10 +148,14 @@ cdef class Intake:
         cdef QuickMessage message = _new_message(body, key, self._ids, self._next_id, waiter)
         message._sender = sender
         self._line.append(message)
-        self._bytes += message.size
+        self.bytes += message.size
         if not self.open:
             self._empty()
         return waiter
+
+    def put(self, sender, message):
+        self._line.append((sender, message))
+        self.bytes += message.size
 
     cdef object _new_waiter(self):
         """A producer on an event loop uses one loop all its life, so it is looked up once."""
@@ -169,12 +173,15 @@ cdef class Intake:
     def take_out(self):
         cdef list line = self._line, messages = None
         cdef dict by_sender = {}
-        cdef object last = None
-        cdef QuickMessage message
-        self._line, self._bytes = [], 0
+        cdef object last = None, sender
+        self._line, self.bytes = [], 0
         for message in line:
-            if message._sender is not last:
-                last = message._sender
+            if type(message) is QuickMessage:
+                sender = (<QuickMessage>message)._sender
+            else:
+                sender, message = <tuple>message
+            if sender is not last:
+                last = sender
                 messages = by_sender.get(last)
                 if messages is None:
                     messages = by_sender[last] = []

@@ -42,14 +42,12 @@ from lanemq.broker.housekeeping import Housekeeping
 from lanemq.broker.long_answers import LongAnswers
 from lanemq.broker.monitor.figures import Figures
 from lanemq.broker.monitor.health import Health
-from lanemq.broker.notices import Notices
 from lanemq.broker.recording import Recording
 from lanemq.broker.recovery import Tables, recovered, undo_stamps
 from lanemq.broker.storage.checkpoints import Checkpoints, unsaved_stamps
 from lanemq.broker.storage.delays import DelayDelivery
 from lanemq.broker.storage.disk_thread import DiskThread
 from lanemq.broker.storage.group_commit import GroupCommit
-from lanemq.broker.storage.saved_filters import SavedFilters
 from lanemq.broker.storage.topic_keeper import TopicKeeper, TopicRows
 from lanemq.broker.storage.unread import UnreadMessages
 from lanemq.broker.waking import HeldPull, Waking
@@ -283,7 +281,7 @@ class Broker:
             on_undone=partial(undo_stamps, tables.producers),
         )
         on_failure, on_full = group_commit.stop_writing, group_commit.pause
-        reserve, members = self._new_reserve(store), tables.members
+        reserve = self._new_reserve(store)
         topic_keeper = TopicKeeper(tables.topics, topic_rows, on_failure=on_failure, on_full=on_full, clock=clock)
         return BrokerContext(
             options=options,
@@ -296,7 +294,6 @@ class Broker:
             group_commit=group_commit,
             outbox=outbox,
             slices=slices,
-            notices=Notices(members, slices),
             advertised=advertised,
             topics=tables.topics,
             topic_keeper=topic_keeper,
@@ -312,13 +309,10 @@ class Broker:
                 progress=tables.progress.table,
                 locks=tables.locks,
             ),
-            members=members,
-            saved_filters=SavedFilters(members.filter_rows, store.state, threads.rows, clock),
+            members=tables.members,
             groups=tables.groups,
             locks=tables.locks,
-            progress=tables.progress.table,
             progress_keeper=tables.progress,
-            queue_log=tables.progress.queue_log,
             unread=UnreadMessages(store, tables.progress.table, clock),
             producers=tables.producers,
             producer_users=tables.producers.users(),

@@ -12,7 +12,7 @@ from lanemq.broker.dispatch import Handler
 from lanemq.broker.group_rules import members_changed
 from lanemq.broker.handlers.groups import GroupHandler
 from lanemq.core.brokering.lock_table import DISCONNECT_GRACE_MS
-from lanemq.core.brokering.membership import ConnectionId
+from lanemq.core.brokering.members.group import ConnectionId
 from lanemq.net.peer import Peer
 from lanemq.wire.command import Frame, decode_command
 

@@ -23,7 +23,8 @@ from lanemq.core.brokering.delay import DelayQueueCursors
 from lanemq.core.brokering.disk_space import LowSpace
 from lanemq.core.brokering.lock_table import LockTable
 from lanemq.core.brokering.long_poll import LongPolls
-from lanemq.core.brokering.membership import ConnectionId, Membership
+from lanemq.core.brokering.members.group import ConnectionId
+from lanemq.core.brokering.members.membership import Membership
 from lanemq.core.brokering.progress_store import QueueLog
 from lanemq.core.brokering.progress_table import ProgressTable
 from lanemq.core.brokering.refusals import RefusalCounts
@@ -93,14 +94,10 @@ class GroupContext:
     """For everything in `state.db`, and for indexes: a flood of changes must not delay messages."""
     slices: LoopSlices
     """For work that would hold the event loop for long."""
-    notices: Notices
     queues: GroupQueues
     members: Membership
-    saved_filters: SavedFilters
     locks: LockTable
-    progress: ProgressTable
     progress_keeper: ProgressKeeper
-    queue_log: QueueLog
     recording: Recording
     groups: dict[str, SubscriptionGroupConfig]
     """Settings of the groups that were configured; every other group has RocketMQ's defaults."""
@@ -111,6 +108,15 @@ class GroupContext:
     traffic: Traffic = field(default_factory=Traffic)
     clients: dict[ConnectionId, ConnectedClient] = field(default_factory=dict)
     """Of the connections that sent a heartbeat."""
+    notices: Notices = field(init=False)
+    saved_filters: SavedFilters = field(init=False)
+    progress: ProgressTable = field(init=False)
+    queue_log: QueueLog = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.notices = Notices(self.members, self.slices)
+        self.saved_filters = SavedFilters(self.members.filter_rows, self.state, self.row_thread, self.clock)
+        self.progress, self.queue_log = self.progress_keeper.table, self.progress_keeper.queue_log
 
 
 @dataclass(slots=True, kw_only=True)

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from lanemq.broker.context import GroupContext
 from lanemq.broker.group_rules import members_changed
-from lanemq.core.brokering.lost_members import LostFilter, shown_member
-from lanemq.core.brokering.tag_filters import ALL, shown
+from lanemq.core.brokering.members.lost_members import LostFilter, shown_member
+from lanemq.core.brokering.members.tag_filters import ALL, shown
 from lanemq.model.units import Millis
 
 log = logging.getLogger(__name__)

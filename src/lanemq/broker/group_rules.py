@@ -1,13 +1,13 @@
 """What several handlers ask or do about groups."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from lanemq.broker.context import GroupContext
 from lanemq.broker.dispatch import answer, answer_code, answer_error
 from lanemq.core.brokering.lock_table import ForgottenLeases, Verdict
-from lanemq.core.brokering.lost_members import LostFilter
-from lanemq.core.brokering.membership import ConnectionId
+from lanemq.core.brokering.members.group import ConnectionId
+from lanemq.core.brokering.members.lost_members import LostFilter
 from lanemq.core.brokering.progress_table import Forgotten
 from lanemq.core.brokering.quotas import Quota
 from lanemq.model.errors import BrokerRefused, StorageError
@@ -47,6 +47,23 @@ def ownership(context: GroupContext, peer: Peer, group: str, queue: MessageQueue
     owner = claim.lane_client or context.members.client_of(ConnectionId(peer.number)) or ""
     epoch = None if claim.lane_epoch is None else Epoch(claim.lane_epoch)
     return context.locks.verdict(group, queue, owner, epoch, now=context.clock.now())
+
+
+REPORTED: Final = "lane.reported"
+"""The attribute in a group's settings that tells a group whose offsets are reported from one that consumers use."""
+
+
+def is_reported(context: GroupContext, group: str) -> bool:
+    """Whether the group's offsets come from a program that is no member, such as a Spark query."""
+    settings = context.groups.get(group)
+    return settings is not None and REPORTED in settings.attributes
+
+
+def is_consumed(context: GroupContext, group: str) -> bool:
+    """Whether the group has members, or has what only members leave behind."""
+    if is_reported(context, group):
+        return False
+    return bool(context.members.members(group)) or context.locks.has_owner(group) or context.progress.has_group(group)
 
 
 def members_changed(context: GroupContext, groups: Collection[str], given_up: Collection[LostFilter] = ()) -> None:

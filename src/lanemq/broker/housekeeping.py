@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from lanemq.broker.context import BrokerContext
 from lanemq.broker.group_housekeeping import MAX_IDLE_SECONDS, GroupHousekeeping
-from lanemq.broker.group_rules import free_leases, free_progress
+from lanemq.broker.group_rules import free_leases, free_progress, is_reported
 from lanemq.broker.handlers.pull import PullHandler
 from lanemq.broker.storage.checkpoints import Checkpoints
 from lanemq.broker.storage.index_rebuilding import IndexRebuilding
@@ -283,7 +283,8 @@ class UnusedGroups:
         `kept_for` is how long it was kept already; None: offsets and leases are a reason to keep it for longer.
         """
         context, use = self._context, self._context.charges.group_use
-        if context.members.members(group) or group in context.groups or context.progress.lane_bytes(group):
+        configured = group in context.groups and not is_reported(context, group)
+        if context.members.members(group) or configured or context.progress.lane_bytes(group):
             use.used(group, now)
         elif context.traffic.group_moved(group, UNUSED_NAME_MS, now=now):
             use.used(group, now)  # readers that choose their own offsets pull without being members
@@ -299,6 +300,7 @@ class UnusedGroups:
         context = self._context
         context.charges.forget_group(group)
         context.traffic.forget_group(group)
+        context.groups.pop(group, None)
         free_progress(context, context.progress_keeper.forget_group(group))
         floor, state = free_leases(context, context.locks.forget_group(group)), context.state
 

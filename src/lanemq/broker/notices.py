@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from lanemq.core.brokering.membership import ConnectionId, Membership
+from lanemq.core.brokering.members.group import ConnectionId
+from lanemq.core.brokering.members.membership import Membership
 from lanemq.model.units import Millis
 from lanemq.net.loop_slices import LoopSlices
 from lanemq.net.peer import Peer

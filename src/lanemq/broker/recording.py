@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 
 from lanemq.broker.group_queues import GroupQueues
 from lanemq.core.brokering.lock_table import Lease, SavedLease
-from lanemq.core.brokering.lost_members import LostFilter
-from lanemq.core.brokering.membership import WidestFilter
+from lanemq.core.brokering.members.lost_members import LostFilter
+from lanemq.core.brokering.members.membership import WidestFilter
 from lanemq.core.brokering.progress_store import SavedOffset
 from lanemq.core.brokering.queue_progress import (
     Commit,

@@ -19,9 +19,9 @@ from lanemq.broker.storage.topic_keeper import restored_topic
 from lanemq.clock import Clock
 from lanemq.core.brokering.dedup import ProducerTable
 from lanemq.core.brokering.delay import DelayQueueCursors
-from lanemq.core.brokering.filter_rows import FilterRow
 from lanemq.core.brokering.lock_table import LockTable
-from lanemq.core.brokering.membership import Membership
+from lanemq.core.brokering.members.filter_rows import FilterRow
+from lanemq.core.brokering.members.membership import Membership
 from lanemq.core.brokering.progress_store import EndedLane, QueueLog, SavedLane, SavedOffset
 from lanemq.core.brokering.progress_table import ProgressTable
 from lanemq.core.brokering.queue_progress import LaneName

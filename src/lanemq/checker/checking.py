@@ -79,10 +79,6 @@ class Checker:
                 self._findings.found(violation)
         self._last = event
 
-    def topic_is_sent_to(self, topic: str) -> None:
-        """Notes that the topic has producers, even if this checker is not fed any of their sends."""
-        self._state.sent.setdefault(topic, {})
-
     def finish(self, problems: Sequence[str] = ()) -> Report:
         """Returns the report. `problems` are defects of the history itself."""
         findings = self.close()

@@ -6,7 +6,7 @@ order does not depend on where a block ends.
 
 A history with a gap cannot be judged. Every defect (a gap in `n`, a line that cannot be parsed, time that goes back)
 is a problem, and a problem makes the verdict unknown. Each file is checked alone: neither its problems nor the names of
-its processes depend on how far other files have been read, so files can be read in any order and on several machines.
+its processes depend on how far other files have been read.
 One problem concerns all files: their times are of several clocks (`clock_problems`).
 
 The processes may still be writing. So of each file, as much is read as it had at one moment for all of them
@@ -18,16 +18,10 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from lanemq.checker.events import UNKNOWN_PROCESS, AnyEvent, Begin, HistoryEvent, Process
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-PARQUET = ".parquet"
 
 MAX_PROBLEMS = 20
 """Problems that are reported; one is enough for the verdict."""
@@ -36,8 +30,7 @@ MAX_COLLECTIONS = 1000
 """Attempts to get the sizes of all files at one moment. Fewer may fail while many processes write; more take longer."""
 
 BLOCK_BYTES = 256 * 1024
-BATCH_ROWS = 8192
-"""What is read at once of a JSONL and a Parquet file. More takes memory, less is slower."""
+"""What is read at once of a file. More takes memory, less is slower."""
 
 OnProblem = Callable[[str], None]
 
@@ -46,21 +39,11 @@ _TIME = attrgetter("t")
 
 
 def find_files(paths: Iterable[Path]) -> list[Path]:
-    """The history files under the given files and folders, in a stable order.
-
-    A folder called `x.parquet` is one history in parts. Next to `x.jsonl` it is a copy of that file and left out.
-    """
+    """The history files under the given files and folders, in a stable order."""
     files: list[Path] = []
     for path in paths:
-        files.extend(_under(path) if path.is_dir() and path.suffix != PARQUET else [path])
+        files.extend(sorted(path.rglob("*.jsonl")) if path.is_dir() else [path])
     return files
-
-
-def _under(folder: Path) -> list[Path]:
-    lines = list(folder.rglob("*.jsonl"))
-    converted = {path.with_suffix(PARQUET) for path in lines}
-    columns = [path for path in folder.rglob(f"*{PARQUET}") if path.parent.suffix != PARQUET and path not in converted]
-    return sorted(lines + columns)
 
 
 class HistoryReader:
@@ -101,29 +84,22 @@ class HistoryReader:
 
 
 def bytes_of(path: Path) -> int:
-    """The size of a history, which may be a folder of Parquet files."""
-    parts = path.rglob(f"*{PARQUET}") if path.is_dir() else [path]
-    return sum(part.stat().st_size for part in parts)
+    """The size of a history."""
+    return path.stat().st_size
 
 
-def sizes_at_once(files: Sequence[Path], collect: Callable[[Path], int | None] | None = None) -> list[int | None]:
-    """The sizes that the files had at one moment, while processes append to them; None where all is to be read.
+def sizes_at_once(files: Sequence[Path], size_of: Callable[[Path], int] = bytes_of) -> list[int]:
+    """The sizes that the files had at one moment, while processes append to them.
 
     Sizes are collected until no file has grown between two collections. Then all of them are of the moment between the
     two. If that never happens, the last collection is used, which takes microseconds.
     """
-    size_of = collect or _line_bytes
     sizes = [size_of(path) for path in files]
     for _ in range(MAX_COLLECTIONS):
         before, sizes = sizes, [size_of(path) for path in files]
         if sizes == before:
             break
     return sizes
-
-
-def _line_bytes(path: Path) -> int | None:
-    """The size of a file of lines. Parquet files are complete when they appear."""
-    return None if path.suffix == PARQUET else path.stat().st_size
 
 
 def clock_problems(files: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
@@ -190,7 +166,7 @@ class HistoryFile:
     def __init__(
         self, path: Path, number: int = 0, claims: Mapping[str, int] | None = None, size: int | None = None
     ) -> None:
-        """`size`: how many bytes of a file of lines are read; None for all."""
+        """`size`: how many bytes are read; None for all."""
         self.path = path
         self.problems: list[str] = []
         self.machines: list[str] = []
@@ -208,11 +184,7 @@ class HistoryFile:
 
     def blocks(self) -> Iterator[list[HistoryEvent]]:
         """Lists of events, in time order within and between lists."""
-        reader: ParquetRows | JsonLines
-        if self.path.suffix == PARQUET:
-            reader = ParquetRows(self.path, self._problem)
-        else:
-            reader = JsonLines(self.path, self._problem, self._size)
+        reader = JsonLines(self.path, self._problem, self._size)
         for events in reader.blocks():
             self.bytes_read = reader.bytes_read
             yield self._check(events)
@@ -370,87 +342,3 @@ def _is_event(line: bytes) -> bool:
     except msgspec.DecodeError:
         return False
     return True
-
-
-def field_types() -> dict[str, type]:
-    """The fields of the format with their types; these are the columns of a Parquet history."""
-    types: dict[str, type] = {"e": str}
-    for kind in AnyEvent.__args__:
-        for field in msgspec.structs.fields(kind):
-            if field.name != "process":
-                types[field.name] = int if field.type is int else str
-    return types
-
-
-def import_parquet() -> Any:
-    """The parquet module of pyarrow, or an error that says what to install."""
-    try:
-        import pyarrow.parquet
-    except ImportError as error:
-        raise ValueError(
-            "histories in Parquet need pyarrow (pip install '.[spark]' in the checkout), or pass the JSONL files"
-        ) from error
-    return pyarrow.parquet
-
-
-class ParquetRows:
-    """Reads a Parquet file, or a folder of them in the order of their names, batch by batch.
-
-    There is one column per field of the format, empty where an event has no such field. Memory is one batch of one row
-    group. pyarrow is imported only when there is a Parquet file to read.
-    """
-
-    def __init__(self, path: Path, on_problem: OnProblem) -> None:
-        self._path = path
-        self._problem = on_problem
-        self.bytes_read = 0
-        self._fields = {str(kind.__struct_config__.tag): (kind, _fields_of(kind)) for kind in AnyEvent.__args__}
-
-    def blocks(self) -> Iterator[Sequence[HistoryEvent]]:
-        parquet = import_parquet()
-        parts = sorted(self._path.glob("*.parquet")) if self._path.is_dir() else [self._path]
-        for part in parts:
-            yield from self._part(parquet, part)
-            self.bytes_read += part.stat().st_size
-
-    def _part(self, parquet: Any, part: Path) -> Iterator[Sequence[HistoryEvent]]:
-        """The events of one file. An incomplete file, whose process died while it wrote it, cannot be read."""
-        try:
-            with parquet.ParquetFile(part) as file:
-                if not {"e", "n", "t"} <= set(file.schema_arrow.names):
-                    self._problem(
-                        f"{part.name} is not a history: it has no columns e, n and t; pass the recorded files"
-                    )
-                    return
-                wanted = [name for name in file.schema_arrow.names if name in field_types()]
-                for batch in file.iter_batches(BATCH_ROWS, columns=wanted):
-                    yield self._events(part, batch)
-        except (OSError, ValueError) as error:
-            self._problem(f"{part.name}: cannot be read as Parquet: {error}")
-
-    def _events(self, part: Path, batch: "pa.RecordBatch") -> list[HistoryEvent]:
-        columns = {name: batch.column(name).to_pylist() for name in batch.schema.names}
-        tags = columns["e"]
-        events: list[HistoryEvent | None] = [None] * len(tags)
-        for tag in dict.fromkeys(tags):
-            at = [row for row, kind in enumerate(tags) if kind == tag]
-            self._of_kind(part, tag, at, columns, events)
-        return [event for event in events if event is not None]
-
-    def _of_kind(
-        self, part: Path, tag: str, at: list[int], columns: dict[str, list[Any]], events: list[HistoryEvent | None]
-    ) -> None:
-        kind, names = self._fields.get(tag, (None, ()))
-        there = [(name, columns[name]) for name in names if name in columns]
-        for row in at:
-            facts = {name: value for name, column in there if (value := column[row]) is not None}
-            try:
-                if kind is None:
-                    raise msgspec.ValidationError(f"Invalid value {tag!r} - at `$.e`")
-                events[row] = msgspec.convert(facts, kind)
-            except msgspec.ValidationError as error:
-                self._problem(f"{part.name}: cannot read the row with n={columns['n'][row]}: {error}: {facts}")
-
-
-def _fields_of(kind: type[HistoryEvent]) -> list[str]:
-    return [field.name for field in msgspec.structs.fields(kind) if field.name != "process"]

@@ -121,18 +121,6 @@ class GroupAccount:
     def redelivery(self, cause: str) -> None:
         self.redelivered[cause] = self.redelivered.get(cause, 0) + 1
 
-    def add(self, part: "GroupAccount") -> None:
-        """Adds the same group's account of other queues."""
-        self.finished += part.finished
-        self.dead_lettered += part.dead_lettered
-        self.skipped += part.skipped
-        self.parked += part.parked
-        self.backlog += part.backlog
-        self.undecided += part.undecided
-        self.effects += part.effects
-        self.consumes |= part.consumes
-        _add(self.redelivered, part.redelivered)
-
 
 @dataclass(frozen=True, slots=True)
 class Report:
@@ -183,7 +171,7 @@ class QueueUse(NamedTuple):
 
 @dataclass(slots=True)
 class Findings:
-    """What checking a history, or a part of one, found; parts can be added up.
+    """What checking a history found.
 
     `seen` counts events by kind, `violations` has the first few in time order, `counts` counts all of them.
     """
@@ -194,7 +182,7 @@ class Findings:
     tally: dict[str, int] = field(default_factory=dict)
     accounts: dict[str, GroupAccount] = field(default_factory=dict)
     restarts: set[tuple[str, int]] = field(default_factory=set)
-    """Name of a broker and the end of its previous run: it writes a line per queue, and several parts may have one."""
+    """Name of a broker and the end of its previous run: it writes a line per queue."""
     queues: list[QueueUse] = field(default_factory=list)
     """Every queue of a run that was meant to be drained."""
 
@@ -202,17 +190,6 @@ class Findings:
         _add(self.counts, {violation.invariant: 1})
         if len(self.violations) < MAX_VIOLATIONS:
             self.violations.append(violation)
-
-    def add(self, part: "Findings") -> None:
-        """Adds another part. Its violations are appended; the caller sorts them afterwards."""
-        _add(self.seen, part.seen)
-        _add(self.counts, part.counts)
-        _add(self.tally, part.tally)
-        self.violations += part.violations
-        self.restarts |= part.restarts
-        self.queues += part.queues
-        for group, account in part.accounts.items():
-            self.accounts.setdefault(group, GroupAccount()).add(account)
 
     def add_untouched(self, t: int, process: str) -> None:
         """Adds a violation for every queue that a group of its topic never touched; the run ended at `t`."""

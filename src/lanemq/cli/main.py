@@ -30,6 +30,9 @@ COMMANDS = {
     "coordinator": LazyCommand(
         "lanemq.cli.server.coordinator", "Run a coordinator of groups beside an Apache RocketMQ cluster."
     ),
+    "grpc": LazyCommand(
+        "lanemq.cli.server.front", "Serve RocketMQ 5's gRPC clients: Java, Python, Go, Node and others."
+    ),
     "config": LazyCommand("lanemq.cli.server.config", "Show the settings of a broker."),
     "status": LazyCommand(
         "lanemq.cli.commands.status",
@@ -66,7 +69,6 @@ COMMANDS = {
         "lanemq.cli.server.console", "Serve the console: pages about topics, keys, groups, and everything that waits."
     ),
     "up": LazyCommand("lanemq.cli.server.up", "Run a broker and its console."),
-    "history": LazyCommand("lanemq.cli.commands.history", "Work with histories, the files that `lanemq check` reads."),
 }
 """The commands in the order of the help. A test compares each line with the command's own help."""
 

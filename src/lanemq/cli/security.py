@@ -87,7 +87,8 @@ class ConnectingCommand(click.Command):
         except click.NoSuchOption as error:
             meant = OPTION_SYNONYMS.get(error.option_name)
             if meant in {name for each in self.params for name in each.opts}:
-                error.possibilities = [meant]
+                text = f"No such option {error.option_name!r}. Did you mean {meant}?"
+                raise click.NoSuchOption(error.option_name, text, ctx=error.ctx) from None
             raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -17,7 +17,7 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -48,6 +48,12 @@ SHARE_OF_TIME = 10
 MAX_PAUSE = 10.0
 """Seconds that a slow snapshot may delay the next one. One slow member makes a snapshot wait for its answer, and would
 otherwise leave pages a minute old."""
+SILENT_SECONDS = 2.0
+"""A snapshot that takes longer is reported to the pages while it is being taken: a frozen broker does not refuse, and a
+request to it fails only after seconds."""
+NO_ANSWER = "the brokers have not answered for some seconds"
+SLOW_FACTOR = 3
+"""Unless the last one took long, too: then so many times as long as that one. Many groups take their time."""
 IDLE_FACTOR = 5
 """While no page is open, snapshots are taken so much less often."""
 
@@ -207,6 +213,8 @@ class Watch:
         self._begun = self._taken = 0
         self.trends = Trends()
         self.now = Snapshot(clock.wall(), error="the brokers have not been read yet")
+        """The newest snapshot; while the brokers do not answer the last one that they did, with an error."""
+        self._last_good: Snapshot | None = None
         self.last_read: Millis | None = None
         """When the newest snapshot without an error was taken; None before the first."""
 
@@ -217,18 +225,37 @@ class Watch:
             while True:
                 self._hurry.clear()
                 self._begun += 1
-                self.now = await loop.run_in_executor(self._thread, self._reader.take)
-                if not self.now.error:
-                    self.last_read = self.now.taken
-                self.trends.add(self.now)
+                taking = loop.run_in_executor(self._thread, self._reader.take)
+                await asyncio.wait([taking], timeout=self._patience())
+                if not taking.done():
+                    self._publish(self._kept(NO_ANSWER))
+                found = await taking
+                if not found.error:
+                    self.last_read = found.taken
+                    self._last_good = found
+                self.trends.add(found)
                 self._taken = self._begun
-                woken, self._next = self._next, asyncio.Event()
-                woken.set()
+                self._publish(self._kept(found.error, found.taken, refused=found.refused) if found.error else found)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._hurry.wait(), self.pause())
         finally:
             self._thread.shutdown(wait=True, cancel_futures=True)
             self._reader.close()
+
+    def _patience(self) -> float:
+        last = 0.0 if self._last_good is None else self._last_good.took
+        return max(SILENT_SECONDS, last * SLOW_FACTOR)
+
+    def _kept(self, error: str, taken: Millis | None = None, *, refused: bool = False) -> Snapshot:
+        """What was read last, with the reason why it is not read again."""
+        shown = self._last_good or self.now
+        return replace(shown, taken=self._clock.wall() if taken is None else taken, error=error, refused=refused)
+
+    def _publish(self, found: Snapshot) -> None:
+        """Shows it to the pages that wait for the next snapshot."""
+        self.now = found
+        woken, self._next = self._next, asyncio.Event()
+        woken.set()
 
     def pause(self) -> float:
         """Seconds until the next snapshot, unless a page asks for one."""
@@ -241,7 +268,7 @@ class Watch:
             following = self._next
             self._hurry.set()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(following.wait(), 5)
+                await asyncio.wait_for(following.wait(), SILENT_SECONDS if self.now.error and self._last_good else 5)
         return self.now
 
     async def changed(self) -> None:

@@ -19,7 +19,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import BaseRoute, Route
 
 from lanemq.client.security import SecuritySettings
-from lanemq.clock import Clock
+from lanemq.clock import Clock, wall_time
 from lanemq.console import wording
 from lanemq.console.event_streams import RETRY_SECONDS, EventStream, EventStreams
 from lanemq.console.links import (
@@ -42,7 +42,7 @@ from lanemq.console.protection import (
     signed,
     signed_text,
 )
-from lanemq.console.reading import ConsoleBusy, ConsoleReads, Watch
+from lanemq.console.reading import NO_ANSWER, SILENT_SECONDS, ConsoleBusy, ConsoleReads, Watch
 from lanemq.console.settings import ConsoleSettings
 from lanemq.console.snapshot import Snapshot
 from lanemq.console.views.check import CheckReport
@@ -227,7 +227,9 @@ def _render(
         brokers_refuse=now.refused,
         stale=stale,
         age="" if read_at is None else wording.ago(console.clock.wall() - read_at),
+        age_seconds=0 if read_at is None else (console.clock.wall() - read_at) // 1000,
         wall=console.clock.wall(),
+        zone=wording.time_zone(wall_time(console.clock.wall())),
         ago=lambda when: wording.ago(console.clock.wall() - when),
         flash=signed_text(request.query_params.get(DONE, "")),
         **context,
@@ -243,11 +245,17 @@ async def _events(console: Console, request: Request, screen: Screen) -> AsyncIt
     shown, context, read_at = "", dict[str, Any](), console.watch.last_read
     async with console.watch.open_page():
         while not console.stopping.is_set():
-            try:
-                context, stale = dict(await screen.load(console, request)), ""
-                read_at = console.watch.last_read
-            except (LaneError, HTTPException) as error:  # the page keeps what it shows, and says how old that is
-                stale = error.detail if isinstance(error, HTTPException) else str(error)
+            loading = asyncio.create_task(_loaded(screen, console, request))
+            await asyncio.wait([loading], timeout=SILENT_SECONDS)
+            if not loading.done() and context:
+                yield _as_event(
+                    _render(console, request, screen, context, "part.html", stale=NO_ANSWER, read_at=read_at)
+                )
+                shown = ""
+            loaded = await loading
+            stale = loaded if isinstance(loaded, str) else ""
+            if not isinstance(loaded, str):
+                context, read_at = dict(loaded), console.watch.last_read
             if context:
                 text = _render(console, request, screen, context, "part.html", stale=stale, read_at=read_at)
             else:
@@ -255,11 +263,25 @@ async def _events(console: Console, request: Request, screen: Screen) -> AsyncIt
                 text = _render(console, request, replace(screen, template="error.html"), unread, "part.html")
             if text != shown:
                 shown = text
-                yield "".join(f"data: {line}\n" for line in text.splitlines()) + "\n"
+                yield _as_event(text)
             else:
                 yield ": \n\n"
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(console.watch.next(), KEEP_OPEN_SECONDS)
+
+
+async def _loaded(screen: Screen, console: Console, request: Request) -> Context | str:
+    """What the template shows, or why that could not be read: the page then keeps what it shows, and says how old."""
+    try:
+        return await screen.load(console, request)
+    except HTTPException as error:
+        return error.detail
+    except LaneError as error:
+        return str(error)
+
+
+def _as_event(text: str) -> str:
+    return "".join(f"data: {line}\n" for line in text.splitlines()) + "\n"
 
 
 def back(path: str, done: str) -> Response:

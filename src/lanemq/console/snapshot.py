@@ -14,7 +14,14 @@ from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.clusters import other_clusters
 from lanemq.client.admin.dead_letters import dead_letter_queues
 from lanemq.client.admin.parked import ParkedAdmin, ParkedLaneView
-from lanemq.client.admin.queue_progress import NO_MESSAGE, QueueBacklog, QueuePosition, progress_at, store_times
+from lanemq.client.admin.queue_progress import (
+    NO_MESSAGE,
+    QueueBacklog,
+    QueuePosition,
+    backlog_start,
+    progress_at,
+    store_times,
+)
 from lanemq.client.admin.retries import DelayedRetries, RetriesNow
 from lanemq.client.admin.views import GroupDescription, GroupMember, TopicDescription
 from lanemq.client.admin.watching import BrokerView, HeldLaneView, UnknownMember, WatchAdmin
@@ -53,6 +60,13 @@ class GroupNow:
     def lag_seconds(self) -> float | None:
         """Age of the oldest message that the group has not finished; 0 if there is none, None if it is unknown."""
         return oldest_age(self.queues)
+
+    @property
+    def backlog_seconds(self) -> float | None:
+        """How late the group is without keys that are held; as `lag_seconds`."""
+        return oldest_age(
+            each if each.backlog_ms is None else replace(each, lag_ms=each.backlog_ms) for each in self.queues
+        )
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -183,7 +197,9 @@ class SnapshotReader:
     def _groups(self, wall: Millis) -> tuple[GroupNow, ...]:
         groups, leases = self._admin.describe_groups()
         left = {(lease.group, lease.queue): to_millis(lease.remaining) for lease in leases}
-        behind = {(at.queue, int(at.offset)): int(at.end) for each in groups for at in each.queues if at.lag > 0}
+        late = [at for each in groups for at in each.queues if at.lag > 0]
+        behind = {(at.queue, int(at.offset)): int(at.end) for at in late}
+        behind |= {backlog_start(at): int(at.end) for at in late if at.finished}
         stored = self._ages.of(behind, self._server)
         return tuple(self._group(each, left, stored, wall) for each in groups)
 

@@ -123,7 +123,7 @@ def _sample(now: Snapshot) -> TrendSample:
         {each.topic: sum(queue.end for queue in each.queues) for each in now.topics},
         {each.name: sum(queue.at.offset + queue.at.finished for queue in each.queues) for each in now.groups},
         {each.name: each.lag for each in now.groups},
-        {each.name: each.lag_seconds for each in now.groups},
+        {each.name: each.backlog_seconds for each in now.groups},
     )
 
 

@@ -65,6 +65,12 @@ def clock_time(when: datetime | None) -> str:
     return NONE if when is None else when.astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
+def time_zone(when: datetime) -> str:
+    """The zone of all times on a page, which is that of the console's machine: `UTC+01:00`."""
+    offset = when.astimezone().strftime("%z")
+    return "UTC" if offset == "+0000" else f"UTC{offset[:3]}:{offset[3:5]}"
+
+
 def time_of_day(when: datetime) -> str:
     """Local time, to the millisecond."""
     return when.astimezone().strftime("%H:%M:%S.%f")[:-3]

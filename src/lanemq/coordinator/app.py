@@ -27,11 +27,9 @@ from lanemq.broker.handlers.owner_parking import OwnerParkingHandler
 from lanemq.broker.handlers.progress import ProgressHandler
 from lanemq.broker.handlers.resets import ResetHandler
 from lanemq.broker.long_answers import LongAnswers
-from lanemq.broker.notices import Notices
 from lanemq.broker.recording import Recording
 from lanemq.broker.recovery import recovered_groups
 from lanemq.broker.storage.disk_thread import DiskThread
-from lanemq.broker.storage.saved_filters import SavedFilters
 from lanemq.client import identity as identities
 from lanemq.client.coordination import EVERY_GROUP
 from lanemq.clock import Clock, SystemClock, machine_of, nanoseconds_of
@@ -225,14 +223,10 @@ class Coordinator:
             state=state,
             row_thread=thread,
             slices=slices,
-            notices=Notices(tables.members, slices),
             queues=queues,
             members=tables.members,
-            saved_filters=SavedFilters(tables.members.filter_rows, state, thread, clock),
             locks=tables.locks,
-            progress=tables.progress.table,
             progress_keeper=tables.progress,
-            queue_log=tables.progress.queue_log,
             recording=recording,
             groups=tables.settings,
             counters=counters,

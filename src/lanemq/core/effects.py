@@ -14,7 +14,11 @@ before a move to another broker is a repeat after it.
 
 from collections.abc import Sequence
 from enum import Enum
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+from lanemq.model.units import Millis
+
+HOUR_MS: Final = 3_600_000
 
 
 class EffectOwner(Enum):
@@ -73,6 +77,28 @@ def judge_effect(applied: LogPlace | None, effect: PendingEffect) -> EffectVerdi
     if place.stored_ms > applied.stored_ms:
         return LOG_BEGAN_AGAIN
     return WAS_OVERTAKEN if effect.overtaken else REPEAT
+
+
+class HourCounter:
+    """The hours that have passed for a database, counted there by the processes that use it, whatever their wall clocks
+    say: a row whose time seems to be over after a clock has jumped is still needed.
+
+    A process stores the next hour if it has known the present one for an hour of its own running time. So two processes
+    do not count faster than one, and hours in which none runs do not count.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[int, Millis]] = {}
+
+    def next_hour(self, counter: str, stored: int, now: Millis) -> int:
+        """The hour of the database with this counter, whose `stored` hour was read before `now`; store it if it is a
+        later one."""
+        known, since = self._known.get(counter, (None, now))
+        if known == stored and now - since < HOUR_MS:
+            return stored
+        hour = stored + (known == stored)
+        self._known[counter] = hour, now
+        return hour
 
 
 class LaneEffects(NamedTuple):

@@ -2,7 +2,8 @@
 
 Two tables. `<table>_epochs` has a row for each queue of a group, with the highest epoch that has written. `<table>` has
 a row for each lane, with the last message that was applied and the hour in which the row may be deleted. A copy that a
-mirror made has its row under the queue of its original, and the epoch of the queue that it is in.
+mirror made has its row under the queue of its original, and the epoch of the queue that it is in. One row more in
+`<table>_epochs` has the present hour as its epoch (`core.effects.HourCounter`).
 
 Statements have `?` for values; the drivers' adapters write them in their own style. Rows are found by numbers and short
 texts in lower-case ASCII, which compare alike in every database and collation.
@@ -66,6 +67,14 @@ def scope_of(group: str, queue: MessageQueue) -> EffectScope:
     return EffectScope(group, queue, int.from_bytes(blake2b(name, digest_size=8).digest(), signed=True))
 
 
+_HOUR_COUNTER: Final = 0
+
+
+def hour_counter(name: str) -> EffectScope:
+    """The row of the counter of hours. Its name distinguishes databases."""
+    return EffectScope(name, MessageQueue("", "", -1), _HOUR_COUNTER)
+
+
 def lane_name(key: str | None) -> str:
     """The lane of a key as the table has it: the key itself if it is short and plain, otherwise a hash."""
     if key is None:
@@ -85,6 +94,7 @@ class EffectTables:
         self._lanes = table
         self._epochs = f"{table}_epochs"
         self._index = f"{table.rpartition('.')[2]}_expiry"
+        self._hour = f"COALESCE((SELECT epoch FROM {self._epochs} WHERE queue = {_HOUR_COUNTER}), 0)"
 
     # creating them
 
@@ -116,7 +126,7 @@ class EffectTables:
         """SQLite: takes the lock of a writer in a transaction that began without it, and changes nothing."""
         return Statement(f"DELETE FROM {self._epochs} WHERE queue IS NULL")
 
-    def locked_epoch(self, scope: EffectScope, epoch: int, effects: LaneEffects, expiry_hour: int) -> Statement:
+    def locked_epoch(self, scope: EffectScope, epoch: int, effects: LaneEffects, keep_hours: int) -> Statement:
         """The highest epoch of the queue, which cannot change until the transaction ends.
 
         PostgreSQL stores the place of one lane in the same statement, as `take_place` does, and returns whether it
@@ -134,13 +144,14 @@ class EffectTables:
             f"CASE {limit} WHEN '0' THEN '{HANGING_MS}' ELSE {limit} END, true) {where} FOR SHARE"
         )
         big = "CAST(? AS bigint)"
-        row = f"SELECT {big}, CAST(? AS text), {big}, {big}, CAST(? AS integer) FROM owner WHERE epoch = {big}"
+        expiry = f"CAST(CAST(? AS integer) + {self._hour} AS integer)"
+        row = f"SELECT {big}, CAST(? AS text), {big}, {big}, {expiry} FROM owner WHERE epoch = {big}"
         return Statement(
             f"WITH owner AS MATERIALIZED ({owner}), taken AS ({self._upsert(row)}) "
             "SELECT (SELECT epoch FROM owner), (SELECT count(*) FROM taken)",
             (
                 *(_lock_class(scope), _lock_number(epoch), scope.number),
-                *(effects.queue, effects.lane, *effects.last.place, expiry_hour, epoch, effects.first.place.position),
+                *(effects.queue, effects.lane, *effects.last.place, keep_hours, epoch, effects.first.place.position),
             ),
         )
 
@@ -183,7 +194,7 @@ class EffectTables:
 
     # the lanes
 
-    def take_place(self, effects: LaneEffects, expiry_hour: int) -> Statement | None:
+    def take_place(self, effects: LaneEffects, keep_hours: int) -> Statement | None:
         """Stores the place of the last message if the first one is new; returns a row if it did.
 
         None where a database has no such statement.
@@ -191,8 +202,8 @@ class EffectTables:
         if self.dialect is Dialect.OTHER:
             return None
         return Statement(
-            self._upsert("VALUES (?, ?, ?, ?, ?)"),
-            (effects.queue, effects.lane, *effects.last.place, expiry_hour, effects.first.place.position),
+            self._upsert(f"VALUES (?, ?, ?, ?, ? + {self._hour})"),
+            (effects.queue, effects.lane, *effects.last.place, keep_hours, effects.first.place.position),
         )
 
     def _upsert(self, row: str) -> str:
@@ -210,21 +221,26 @@ class EffectTables:
             (queue, lane),
         )
 
-    def store_place(self, effects: LaneEffects, expiry_hour: int, there: bool) -> Statement:
+    def store_place(self, effects: LaneEffects, keep_hours: int, there: bool) -> Statement:
         """Stores the place of the last message, after `locked_place`. `there`: whether the lane has a row."""
         place = effects.last.place
         if there:
             return Statement(
-                f"UPDATE {self._lanes} SET log_position = ?, stored_ms = ?, expiry_hour = ? "
+                f"UPDATE {self._lanes} SET log_position = ?, stored_ms = ?, expiry_hour = ? + {self._hour} "
                 "WHERE queue = ? AND lane = ?",
-                (*place, expiry_hour, effects.queue, effects.lane),
+                (*place, keep_hours, effects.queue, effects.lane),
             )
         return Statement(
-            f"INSERT INTO {self._lanes} (log_position, stored_ms, expiry_hour, queue, lane) VALUES (?, ?, ?, ?, ?)",
-            (*place, expiry_hour, effects.queue, effects.lane),
+            f"INSERT INTO {self._lanes} (log_position, stored_ms, expiry_hour, queue, lane) "
+            f"VALUES (?, ?, ? + {self._hour}, ?, ?)",
+            (*place, keep_hours, effects.queue, effects.lane),
         )
 
     # deleting rows
+
+    def stored_hour(self) -> Statement:
+        """Name and hour of the counter of hours."""
+        return Statement(f"SELECT consumer_group, epoch FROM {self._epochs} WHERE queue = {_HOUR_COUNTER}")
 
     def clean(self, hour: int) -> Statement:
         """Deletes rows whose time is over."""

@@ -10,8 +10,9 @@ for as long as its handler runs, and all other keys of the queue would wait.
 """
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from secrets import token_hex
 
 from lanemq.client.consumer.turns.handler import AlreadyApplied
 from lanemq.client.message import Message
@@ -21,6 +22,7 @@ from lanemq.core.effects import (
     REPEAT,
     EffectOwner,
     EffectVerdict,
+    HourCounter,
     LaneEffects,
     LogPlace,
     PendingEffect,
@@ -30,8 +32,9 @@ from lanemq.core.effects import (
     leading_repeats,
 )
 from lanemq.effects.databases import EffectDatabase, InsideTransaction, Rows
-from lanemq.effects.statements import CLEAN_ROWS, Dialect, EffectScope, EffectTables, Statement
+from lanemq.effects.statements import CLEAN_ROWS, Dialect, EffectScope, EffectTables, Statement, hour_counter
 from lanemq.model.errors import EffectRefused, LeaseLost
+from lanemq.model.units import Millis
 
 MAX_ROUNDS = 6
 """How often `begin_effect` begins: the tables may be missing, and other owners may store epochs at the same time."""
@@ -46,7 +49,7 @@ class EffectBatch:
     effects: tuple[PendingEffect, ...]
     messages: tuple[Message, ...]
     """The message of each effect, for errors and verdicts."""
-    expiry_hour: int
+    keep_hours: int
     originals: tuple[EffectScope, ...] = ()
     """The queues of the originals, if some messages are copies that a mirror made."""
 
@@ -66,7 +69,7 @@ async def begin_effect(database: EffectDatabase, tables: EffectTables, batch: Ef
         try:
             if reading:
                 await database.execute(tables.write_lock())
-            rows = await database.execute(tables.locked_epoch(batch.scope, batch.epoch, first, batch.expiry_hour))
+            rows = await database.execute(tables.locked_epoch(batch.scope, batch.epoch, first, batch.keep_hours))
         except Exception as error:
             await database.roll_back()
             if created:
@@ -152,14 +155,14 @@ async def _take_place(
     database: EffectDatabase, tables: EffectTables, batch: EffectBatch, lane: LaneEffects
 ) -> LogPlace | None:
     """Stores the place of a lane; returns the last applied message if the lane's first one is not new."""
-    upsert = tables.take_place(lane, batch.expiry_hour)
+    upsert = tables.take_place(lane, batch.keep_hours)
     if upsert is not None and await database.execute(upsert):
         return None
     rows = await database.execute(tables.locked_place(lane.queue, lane.lane))
     applied = LogPlace(*rows[0]) if rows else None
     if judge_effect(applied, lane.first) is not NEW:
         return applied
-    await database.execute(tables.store_place(lane, batch.expiry_hour, applied is not None))
+    await database.execute(tables.store_place(lane, batch.keep_hours, applied is not None))
     return None
 
 
@@ -188,8 +191,19 @@ def _stale(batch: EffectBatch, highest: int | None) -> LeaseLost:
     )
 
 
-async def clean_tables(database: EffectDatabase, tables: EffectTables, hour: int) -> bool:
+_HOURS = HourCounter()
+
+
+async def clean_tables(database: EffectDatabase, tables: EffectTables, now: Callable[[], Millis]) -> bool:
     """Deletes rows whose time is over; True if there may be more."""
+    rows = await _transact(database, [tables.stored_hour()])
+    if not rows:
+        await _transact(database, tables.raise_epoch(hour_counter(token_hex(16)), 0, there=False))
+        return False
+    counter, stored = rows[0]
+    hour = _HOURS.next_hour(counter, stored, now())
+    if hour > stored:
+        await _transact(database, tables.raise_epoch(hour_counter(counter), hour, there=True))
     return len(await _transact(database, [tables.clean(hour)])) >= CLEAN_ROWS
 
 

@@ -41,7 +41,6 @@ log = logging.getLogger(__name__)
 TABLE: Final = "lanemq_effects"
 KEEP: Final = timedelta(days=7)
 CLEAN_EVERY_MS: Final = 600_000
-_HOUR_MS: Final = 3_600_000
 
 Messages: TypeAlias = Message | Sequence[Message]
 
@@ -53,8 +52,9 @@ class OnceOptions(TypedDict, total=False):
     """`name` or `schema.name` of the table that remembers what was applied; `name_epochs` is its second one. Both are
     created if they do not exist. Default: `lanemq_effects`."""
     keep: Seconds
-    """How long a key is remembered after its last message; 7 days. Choose more than the broker's retention: what the
-    broker can still deliver is then always recognised. Less saves rows, and a later repeat is applied again."""
+    """How long a key is remembered after its last message; 7 days, in whole hours in which a process used the table.
+    Choose more than the broker's retention: what the broker can still deliver is then always recognised. Less saves
+    rows, and a later repeat is applied again."""
     clock: Clock | None
     """For tests."""
 
@@ -143,7 +143,7 @@ class Once:
         self._table = table
         self._clock = clock
         messages = (message,) if isinstance(message, Message) else tuple(message)
-        self._batch = effect_batch(messages, _expiry_hour(clock.wall(), keep))
+        self._batch = effect_batch(messages, _keep_hours(keep))
         self._database: EffectDatabase | None = None
 
     def __enter__(self) -> Any:
@@ -218,11 +218,11 @@ class Once:
             await database.close()
 
     async def _clean(self, database: EffectDatabase) -> None:
-        now = self._clock.wall()
+        now = self._clock.now()
         if not CLEANING.is_due(database.dialect, self._table, now):
             return
         try:
-            more = await clean_tables(database, tables_for(database.dialect, self._table), now // _HOUR_MS)
+            more = await clean_tables(database, tables_for(database.dialect, self._table), self._clock.now)
         except Exception as error:  # noqa: BLE001 - the effect is committed; the next cleaning tries again
             log.warning(
                 "table %s: rows whose time is over could not be deleted, trying again later: %s", self._table, error
@@ -231,7 +231,7 @@ class Once:
             CLEANING.done(database.dialect, self._table, now, more=more)
 
 
-def effect_batch(messages: tuple[Message, ...], expiry_hour: int) -> EffectBatch:
+def effect_batch(messages: tuple[Message, ...], keep_hours: int) -> EffectBatch:
     """The messages as the rule sees them.
 
     Messages that the handler gets in order share the lane of their key. Any other message is a lane by itself: its id
@@ -250,7 +250,7 @@ def effect_batch(messages: tuple[Message, ...], expiry_hour: int) -> EffectBatch
     if not source.in_order or source.is_retry:
         scope = unordered_scope(source.group, messages[0].topic)
         effects = tuple(PendingEffect(scope.number, lane_name(each.message_id), LogPlace(0, 0)) for each in messages)
-        return EffectBatch(scope, 0, effects, messages, expiry_hour)
+        return EffectBatch(scope, 0, effects, messages, keep_hours)
     scope = scope_of(source.group, source.queue)
     places = [_place_of(each) for each in messages]
     scopes = {queue: scope_of(source.group, queue) for queue in {queue for queue, _ in places}}
@@ -259,7 +259,7 @@ def effect_batch(messages: tuple[Message, ...], expiry_hour: int) -> EffectBatch
         for each, (queue, place) in zip(messages, places, strict=True)
     )
     originals = tuple(original for queue, original in sorted(scopes.items()) if queue != source.queue)
-    return EffectBatch(scope, source.epoch, effects, messages, expiry_hour, originals)
+    return EffectBatch(scope, source.epoch, effects, messages, keep_hours, originals)
 
 
 def _place_of(message: Message) -> tuple[MessageQueue, LogPlace]:
@@ -278,11 +278,11 @@ def unordered_scope(group: str, topic: str) -> EffectScope:
     return scope_of(group, MessageQueue(topic, "", -1))
 
 
-def _expiry_hour(now: Millis, keep: Seconds) -> int:
+def _keep_hours(keep: Seconds) -> int:
     seconds = to_seconds(keep)
     if not 0 <= seconds <= 3e10:
         raise InvalidOption(f"keep={keep!r}: write seconds, at least 0, or a timedelta")
-    return now // _HOUR_MS + int(seconds // 3600) + 1
+    return int(seconds // 3600) + 1
 
 
 class _Cleaning:

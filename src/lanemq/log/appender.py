@@ -14,6 +14,7 @@ of the log thread.
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from operator import itemgetter
 from typing import NamedTuple, TypeAlias, overload
 
 from msgspec import Struct
@@ -66,6 +67,7 @@ class Arrival(Struct, frozen=True):
     tag_codes: frozenset[int]
 
 
+_TAG_CODE = itemgetter(2)
 _FIRST = slice(None, 1)
 _UNTAGGED = (0,)
 
@@ -140,11 +142,6 @@ class HiddenRecord(StorageError):
         super().__init__(text)
 
 
-def _refuse_hidden(records: bytes, position: int) -> None:
-    if hides_record(records, position):
-        raise HiddenRecord(position, anywhere=hides_record(records, position + 1))
-
-
 class QueueBatch(Struct):
     """One queue's share of a `Pending`."""
 
@@ -212,9 +209,10 @@ class Appender:
         if isinstance(items, PlainBatch):
             piece, tag_codes = seal_batch(items, *place), None
         else:
-            records, tag_codes = seal_records(items, *place), [item[2] for item in items]
+            records, tag_codes = seal_records(items, *place), list(map(_TAG_CODE, items))
             piece = records[0] if len(records) == 1 else b"".join(records)
-        _refuse_hidden(piece, position)
+        if hides_record(piece, position):
+            raise HiddenRecord(position, anywhere=hides_record(piece, position + 1))
         self._place(piece)
         batch = self._pending.queues.get(queue) or self._pending.queues.setdefault(queue, QueueBatch())
         batch.entries.append(entries_of(piece, first, position, tag_codes))
@@ -226,20 +224,15 @@ class Appender:
 
     def _place(self, piece: bytes) -> None:
         """Put records after the last one; start a new segment where the current one would grow too large."""
-        pending, limit = self._pending, self._options.segment_bytes
+        pending, parts, limit = self._pending, self._pending.parts, self._options.segment_bytes
         fits = pending.end + len(piece) - self._segment <= limit
         for record in (piece,) if fits else records_in(piece):
             if pending.end + len(record) - self._segment > limit and pending.end > self._segment:
                 self._segment = pending.end
-            self._part().append(record)
+            if not parts or parts[-1][0] != self._segment:
+                parts.append((self._segment, []))
+            parts[-1][1].append(record)
             pending.end += len(record)
-
-    def _part(self) -> list[bytes]:
-        """The pending records of the current segment."""
-        parts = self._pending.parts
-        if not parts or parts[-1][0] != self._segment:
-            parts.append((self._segment, []))
-        return parts[-1][1]
 
     def take_pending(self) -> Pending:
         """Hand over what was staged. The caller flushes and publishes in the order of taking."""
@@ -262,11 +255,10 @@ class Appender:
         if self.failed is not None:
             self._refuse()
         try:
-            if pending.parts:
-                self._log.append(pending.start, pending.parts)
+            newest = self._log.append(pending.start, pending.parts) if pending.parts else 0
             if self._options.durable or (now is not None and self._sync_is_due(now)):
                 self._log.sync()
-            if self._log.newest_size > self._options.segment_bytes // 2:
+            if newest > self._options.segment_bytes // 2:
                 self._log.prepare_next()
         except WriteFailed as error:
             self.failed = error

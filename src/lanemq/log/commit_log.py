@@ -101,12 +101,6 @@ class CommitLog:
         except OSError:
             return None  # it was closed a moment ago
 
-    @property
-    def newest_size(self) -> int:
-        """Bytes in the newest segment."""
-        segments = self._view.segments
-        return segments[-1].size if segments else 0
-
     def segment_at(self, position: int) -> Segment | None:
         """The segment that holds this position; None if it was deleted or never written."""
         view = self._view
@@ -130,11 +124,11 @@ class CommitLog:
             size -= len(data)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def append(self, position: int, parts: Sequence[tuple[int, Sequence[bytes]]]) -> None:
-        """Write everything at the end of the log.
+    def append(self, position: int, parts: Sequence[tuple[int, Sequence[bytes]]]) -> int:
+        """Write everything at the end of the log; returns the size of the newest segment.
 
-        Each part is the start of a segment and its records. `DiskFull` leaves the log unchanged; after `WriteFailed`
-        the log must not be written again.
+        Each part is the start of a segment and its records; there is at least one. `DiskFull` leaves the log unchanged;
+        after `WriteFailed` the log must not be written again.
         """
         if position != self.end:
             raise WriteFailed(f"append at {position}, but the log ends at {self.end}: appends were mixed up")
@@ -143,6 +137,7 @@ class CommitLog:
                 self._append_part(start, bytearray().join(chunks))
         except OSError as error:
             raise self._refusal(position, error) from error
+        return self._view.segments[-1].size
 
     def _refusal(self, position: int, error: OSError) -> StorageError:
         """The error of an append at `position` that failed. What can be undone is undone."""
@@ -233,9 +228,11 @@ class CommitLog:
         last = segments[-1] if segments and segments[-1].start == start else self._roll(start)
         if self._synced == start + last.size:
             mark_synced(data)
-        write_fully(self._disk, last.fd, data, last.size)
+        size, written = len(data), self._disk.write_at(last.fd, memoryview(data), last.size)
+        if written != size:
+            write_fully(self._disk, last.fd, data[max(0, written) :], last.size + max(0, written))
         with self._changing:
-            last.size += len(data)
+            last.size += size
             if last not in self._unsynced:
                 self._unsynced.append(last)
 

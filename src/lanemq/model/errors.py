@@ -203,7 +203,8 @@ class LeaseLost(OrderError):
 
 class GroupConflict(OrderError):
     """Another member of the group consumes concurrently what this one would consume in order, or the reverse; or it
-    reads other tags of a topic, and neither of them reads all tags of the other."""
+    reads other tags of a topic, and neither of them reads all tags of the other. Also a query that reports its offsets
+    to a group that consumers use, or the reverse."""
 
 
 class SinkFenced(OrderError):

@@ -20,6 +20,14 @@ class Address(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+def is_loopback(host: str) -> bool:
+    """Whether only programs of this machine reach the host."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def origin_of(host: str) -> str:
     """Where a client comes from, for limits: its address, or the /64 network of an IPv6 address.
 

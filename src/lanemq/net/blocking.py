@@ -48,6 +48,9 @@ Larger: the peer waits longer for the first of them. Smaller: a system call for 
 OnReply = Callable[[Command | None, LaneError | None], None]
 Wire: TypeAlias = socket.socket | TlsSocket
 
+NOT_WAITING = (False,)
+"""The arguments of `Lock.acquire` that take the lock only if it is free."""
+
 
 CLIENT_THREADS: set[int] = set()
 """The idents of all `ClientThread`s that run."""
@@ -210,11 +213,17 @@ class DuplexConnection:
         """
         if self._replies_left and threading.current_thread() is self._reader and self._is_little():
             return
-        # The writer checks the queue again after it releases the lock, so it finds what was queued before. The lock is
-        # taken by a plain `with`, which an exception of a signal handler cannot interrupt before it will be released.
-        while self._outgoing and not self._writing.locked():
-            with self._writing:
-                self._write_lined_up()
+        # The writer checks the queue again after it releases the lock, so it finds what was queued before.
+        mine = True
+        while self._outgoing and mine:
+            mine = False
+            try:
+                [mine] = map(self._writing.acquire, NOT_WAITING)  # a signal handler cannot raise before `mine` is set
+                if mine:
+                    self._write_lined_up()
+            finally:
+                if mine:
+                    self._writing.release()
         if not self.is_open:
             self._fail_all()
 

@@ -36,13 +36,14 @@ class Outbox:
     def __exit__(self, *_: object) -> None:
         self._steps -= 1
         if self._writes:
-            self._write()
+            self.write()
 
     def _iteration_ends(self) -> None:
         self._scheduled = False
-        self._write()
+        self.write()
 
-    def _write(self) -> None:
+    def write(self) -> None:
+        """Writes the replies made so far. In the middle of a step: before work that they need not wait for."""
         writes, self._writes = self._writes, []
         for write in writes:
             try:

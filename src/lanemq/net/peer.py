@@ -157,21 +157,18 @@ class Peer(asyncio.BufferedProtocol):
         self._closing = False
         self._stopped = False
         self._waits_for_slice = False
-        self._held = False
-        self._is_paused = False
-        """Whether its requests wait for something else than a slice; see the module."""
+        self._held = self._is_paused = False
+        """Whether a handler holds it, and whether its requests wait for this or anything else but a slice."""
         self._reads = True
         """Whether its socket is read."""
         self._slices = 0
         """Slices that ended before everything received was handled."""
-        self._long = False
-        """Whether its last requests took more than a slice: then the next ones wait for a slice from the start."""
+        self._long = self._is_quick = False
+        """Whether its last requests took more than a slice: then the next ones wait for a slice from the start. And
+        whether its requests need not wait in line: it is not new, and neither requests nor answers were long lately."""
         self._new = True
         """Whether none of its requests were handled within a slice yet."""
         self._cost = RecentCost()
-        self._is_quick = False
-        """Whether its requests need not wait in line: it is not new, and neither its requests nor its answers were long
-        lately."""
 
     def __str__(self) -> str:
         return f"peer {self.number} at {self.remote}"

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final, Literal, Protocol, TypeAlias
 
-import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
@@ -285,18 +284,6 @@ class Merge:
     keys: tuple[str, ...]
 
 
-class SinkPosition(msgspec.Struct, frozen=True):
-    """How far one queue was read."""
-
-    next: int
-    """The offset after the last message that was read."""
-    stored: int
-    """The highest store time of the messages that were read, in milliseconds since 1970."""
-
-    def with_more(self, other: "SinkPosition | None") -> "SinkPosition":
-        return self if other is None else SinkPosition(max(self.next, other.next), max(self.stored, other.stored))
-
-
 @dataclass(frozen=True, slots=True)
 class Results:
     """What a stage made of one batch."""
@@ -308,9 +295,6 @@ class Results:
     """Numbers for progress reports: events, repeats, gaps, held, parked, dead ..."""
     state: str = ""
     """What the stage needs to make the state of this attempt durable in `settle`; empty if there is nothing."""
-    positions: Mapping[str, SinkPosition] = field(default_factory=dict)
-    """How far the batch read each queue, by `topic/broker/number`. In a consumer group this keeps messages that come
-    again in a later batch from being applied twice. Empty if the stage drops repeats itself."""
     late: frozenset[tuple[str, str, int, int]] = frozenset()
     """Messages (topic, broker, queue, offset) that an operator redrove from the dead letters. Their rows are out of
     their key's order on purpose."""

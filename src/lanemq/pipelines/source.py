@@ -47,7 +47,8 @@ class Topic:
     Args:
         servers: Name servers, or the LaneMQ broker.
         topic: One topic, or several joined by commas; None if the option `topicPattern` chooses them.
-        group: Makes the pipeline a member of a consumer group. Without it only the checkpoint has the position.
+        group: Where the pipeline's offsets are stored to show its lag. It is no member of the group; the checkpoint has
+            the position that counts.
         options: Options of the Spark source, such as `maxOffsetsPerTrigger=1_000`. A first start reads from the
             earliest message unless `startingOffsets` is set: skipping existing messages silently would look like a
             loss.
@@ -58,7 +59,7 @@ class Topic:
     ) -> None:
         given: dict[str, object] = {"servers": servers, "topic": topic, "group": group, **options}
         self.options = {name: option_text(value) for name, value in flat_options(given) if value is not None}
-        if group is None and not any(name.lower().startswith("starting") for name in self.options):
+        if not any(name.lower().startswith("starting") for name in self.options):
             self.options["startingOffsets"] = "earliest"
         self.parsed: ReadOptions = parse_read_options(self.options, streaming=True)
         if self.parsed.columns:
@@ -87,7 +88,7 @@ class Topic:
     ) -> DataFrame:
         """The messages as a streaming data frame with these columns; all columns if none are named.
 
-        With the checkpoint, the source can see at its end whether the last batch is done, and commit it to the group.
+        With the checkpoint, the source can see at its end whether the last batch is done, and report it to the group.
         """
         check_stream_options(self.options)
         register(spark)

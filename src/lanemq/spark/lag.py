@@ -96,8 +96,11 @@ def offsets_advanced(progress: Mapping[str, Any]) -> int:
     return total
 
 
-class FirstMessages:
-    """Reads single messages from brokers, with a small pull each and without waiting. Not thread-safe."""
+class LagAges:
+    """Reads from brokers how old the next message of a queue is, with a small pull each and without waiting.
+
+    Not thread-safe.
+    """
 
     def __init__(self, servers: str, clock: Clock | None = None, *, security: Security | None = None) -> None:
         """`security`: None takes TLS and credentials from the environment."""
@@ -111,7 +114,15 @@ class FirstMessages:
             reader.close()
         self._routes.close()
 
-    def read(self, queue: MessageQueue, offset: int) -> RecordView | None:
+    def with_ages(self, queues: Sequence[QueueLag]) -> tuple[QueueLag, ...]:
+        """The same queues with `seconds` filled in, where there is a lag and the broker answers."""
+        return tuple(replace(each, seconds=self._age(each)) if each.messages else each for each in queues)
+
+    def _age(self, lag: QueueLag) -> float | None:
+        record = self._read(lag.queue, lag.offset)
+        return None if record is None else max(0, self._clock.wall() - record.store_timestamp) / 1000
+
+    def _read(self, queue: MessageQueue, offset: int) -> RecordView | None:
         """The message at an offset; None if it is not there, or if the broker does not answer."""
         try:
             address = self._routes.get(queue.topic).master(queue.broker)
@@ -130,26 +141,6 @@ class FirstMessages:
                 Retrying(Millis(0), self._clock), fail_on_data_loss=False, security=self._security
             )
         return self._readers[address]
-
-
-class LagAges:
-    """Reads from brokers how old the next message of a queue is. Not thread-safe."""
-
-    def __init__(self, servers: str, clock: Clock | None = None, *, security: Security | None = None) -> None:
-        """`security`: None takes TLS and credentials from the environment."""
-        self._clock = clock or SystemClock()
-        self._messages = FirstMessages(servers, self._clock, security=security)
-
-    def close(self) -> None:
-        self._messages.close()
-
-    def with_ages(self, queues: Sequence[QueueLag]) -> tuple[QueueLag, ...]:
-        """The same queues with `seconds` filled in, where there is a lag and the broker answers."""
-        return tuple(replace(each, seconds=self._age(each)) if each.messages else each for each in queues)
-
-    def _age(self, each: QueueLag) -> float | None:
-        record = self._messages.read(each.queue, each.offset)
-        return None if record is None else max(0, self._clock.wall() - record.store_timestamp) / 1000
 
 
 class LagListener(StreamingQueryListener):

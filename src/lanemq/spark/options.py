@@ -32,7 +32,7 @@ T = TypeVar("T")
 D = TypeVar("D")
 
 DEFAULT_GROUP: Final = "lanemq-spark"
-"""The group name in pulls of queries without a group. It takes no leases and stores no offsets."""
+"""The group name in pulls of queries without a group."""
 
 ALL_TAGS: Final = tag_filter("*")
 DEFAULT_MAX_DELAY: Final = Millis(900_000)
@@ -64,6 +64,7 @@ class ReadOptions:
     start: RangeLimit
     end: RangeLimit
     group: str | None = None
+    """Where the query's offsets are stored after each batch, to show its lag; the query is no member of it."""
     ordered: bool = True
     tags: TagFilter = ALL_TAGS
     fail_on_data_loss: bool = True
@@ -82,11 +83,6 @@ class ReadOptions:
     def pull_group(self) -> str:
         return self.group or DEFAULT_GROUP
 
-    @property
-    def is_member(self) -> bool:
-        """Whether the query joins its group and takes leases, as a consumer does."""
-        return self.group is not None and self.ordered
-
     def reads(self, topic: str) -> bool:
         """Whether the options select this topic, whether or not it exists."""
         pattern = self.topic_pattern
@@ -103,16 +99,15 @@ def parse_read_options(given: Mapping[str, str], *, streaming: bool | None) -> R
     _refuse_wrong_kind(options, streaming)
     topics, pattern = _topics(options)
     group = _get(options, "group", check_group, None)
-    ordered = _get(options, "ordered", _flag, True)
     _check_combinations(options, group)
     return ReadOptions(
         servers=_servers(options),
         topics=topics,
         topic_pattern=pattern,
-        start=_start(options, streaming, group is not None and ordered),
+        start=_start(options, streaming),
         end=_end(options),
         group=group,
-        ordered=ordered,
+        ordered=_get(options, "ordered", _flag, True),
         tags=_get(options, "tags", tag_filter, ALL_TAGS),
         fail_on_data_loss=_get(options, "failOnDataLoss", _flag, True),
         columns=_get(options, "columns", _names, ()),
@@ -197,9 +192,8 @@ def _topics(options: Mapping[str, str]) -> tuple[tuple[str, ...], str | None]:
     return tuple(dict.fromkeys(names)), None
 
 
-def _start(options: Mapping[str, str], streaming: bool | None, member: bool) -> RangeLimit:
-    default = LimitKind.COMMITTED if member else LimitKind.LATEST if streaming else LimitKind.EARLIEST
-    limit = _range_limit(options, "starting", RangeLimit(default))
+def _start(options: Mapping[str, str], streaming: bool | None) -> RangeLimit:
+    limit = _range_limit(options, "starting", RangeLimit(LimitKind.LATEST if streaming else LimitKind.EARLIEST))
     if streaming is False and limit.kind is LimitKind.LATEST:
         raise InvalidOption("startingOffsets: a batch query from latest reads nothing; use earliest or an offset")
     return limit

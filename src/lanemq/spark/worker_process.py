@@ -71,11 +71,6 @@ def relog(line: str) -> None:
         logging.getLogger(found[2]).log(logging.getLevelNamesMapping()[found[1]], found[3])
 
 
-def driver_process() -> int | None:
-    """The process id of Spark's JVM, if it started this process; None in any other process."""
-    return os.getppid() if _in_worker() else None
-
-
 def _in_worker() -> bool:
     started_as = getattr(sys.modules.get("__main__"), "__spec__", None)
     return started_as is not None and started_as.name.startswith("pyspark.")

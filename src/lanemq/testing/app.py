@@ -24,7 +24,7 @@ from lanemq.client.consumer.app import App, is_in_event_loop
 from lanemq.client.consumer.turns.counting import TurnTimes
 from lanemq.client.consumer.turns.scheduler import MessageRun, MessageWorker
 from lanemq.client.consumer.turns.send_back import DeadLetterSender
-from lanemq.client.consumer.turns.subscription import ActiveSubscription, Subscription
+from lanemq.client.consumer.turns.subscription import ActiveSubscription, Subscription, make_scheduler
 from lanemq.client.consumer.turns.workers import RunEnd, RunReporter, log_end, run_worker, run_worker_async, stopped_at
 from lanemq.client.message import Message
 from lanemq.clock import SystemClock, wall_time
@@ -330,7 +330,7 @@ class _TestTopic:
     """One topic with one queue, and the real scheduler of its handler."""
 
     def __init__(self, subscription: Subscription, clock: VirtualTime, broker: str) -> None:
-        self.active = ActiveSubscription(subscription, clock)
+        self.active = ActiveSubscription(subscription, make_scheduler(subscription, clock))
         self.queue = Message.fake(topic=subscription.topic, broker=broker).queue
         self.next_offset = 0
         with self.active.scheduler as lanes:

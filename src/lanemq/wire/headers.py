@@ -211,6 +211,7 @@ class UpdateOffsetHeader(Header, frozen=True, kw_only=True):
     broker_name: str | None = field(name="bname", default=None)
     lane_client: str | None = None
     lane_epoch: Int64 | None = None
+    lane_report: bool | None = None
 
     @classmethod
     def of(cls, group: str, queue: MessageQueue, offset: int, client_id: str = "", epoch: int = 0) -> Self:

@@ -141,6 +141,24 @@ class LaneStateAnswer(Body):
     """Offset from which nothing has been fetched yet."""
     lease: int = UNKNOWN
     """Remaining lease time as the member sees it."""
+    client: str = ""
+    """Who runs it, if the member has handed it to a client of its own."""
+
+
+class FrontClientBody(Body):
+    """A client of a member that is a front."""
+
+    id: str = ""
+    language: str = ""
+    version: str = ""
+    held: int = 0
+    """Messages that it has and has not decided about."""
+
+
+class FrontClientsBody(Body):
+    """The clients of a front in one group."""
+
+    clients: list[FrontClientBody] = field(default_factory=list)
 
 
 class HeldLaneBody(Body):

@@ -54,6 +54,9 @@ LANE_STORED: Final = "laneStored"
 """In a send response: `durable` or `relaxed`."""
 LANE_EXPECTED: Final = "laneExpected"
 """In a refused send: the sequence that the broker expects; 0 means that it does not know the producer."""
+LANE_REPORT: Final = "laneReport"
+"""In an offset update: the sender is no member of the group and reports how far it has read, as a Spark query does. The
+broker refuses it for a group that consumers use, and consumers of a group that is reported to."""
 LANE_IGNORED: Final = "laneIgnored"
 """In the answer to an offset update with an epoch: why a valid update changed nothing."""
 GLOBAL_ORDER: Final = "+lane.order=global"
@@ -67,6 +70,10 @@ LANE_HELD: Final = "laneHeld"
 LANE_STATE: Final = "laneState"
 """In GET_CONSUMER_RUNNING_INFO: the member adds the lanes that it holds, or what the lane in the body is doing, as the
 property of this name. An Apache broker passes no other question on to a member."""
+LANE_CLIENTS: Final = "laneClients"
+"""The property under which a member that is a front adds its clients to the answer of GET_CONSUMER_RUNNING_INFO."""
+FRONT_SUFFIX: Final = "-grpc"
+"""Ends the client ids of members that are fronts."""
 LANE_FINISHED: Final = "laneFinished"
 """In a lock request: the answer should carry the finished ranges of newly granted queues. A sender without it keeps no
 finished ranges, and the broker forgets those of a queue that it grants to this sender. In the body of an offset update:

@@ -4,10 +4,13 @@ from pathlib import Path
 
 import pytest
 from tests.broker.conftest import Start
+from tests.broker.handlers.test_parking import fail_writes
 from tests.broker.raw_client import BROKER, RawClient, lock_body
 from tests.broker.running import Gate, ManualClock, RunningBroker
 
 from lanemq.broker.handlers.locks import MAX_LINES
+from lanemq.core.lane_status import Failure
+from lanemq.model.units import Millis
 from lanemq.net import loop_slices
 from lanemq.net.peer import Peer
 from lanemq.wire.bodies import LockRequest, LockResponse, QueueBody
@@ -425,3 +428,22 @@ def test_control_if_later_requests_did_not_wait_an_unlock_would_come_too_early(
     monkeypatch.setattr(Peer, "hold", lambda _: None)
     monkeypatch.setattr(Peer, "release", lambda _: None)
     assert lock_and_unlock(broker) == 0
+
+
+def test_no_grant_is_answered_while_a_lane_that_it_passes_is_not_marked_on_disk(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first request is refused because the write fails. The second finds the lease granted, and fails as well."""
+    running = start(clock=ManualClock())
+    owner, stock = running.connect(), running.connect()
+    owner.create("T", 4)
+    (lease,) = owner.lane_lock("member", laneFinished="true").lane_leases
+    running.call(lambda: running.progress("g", "T").park("k", [0], Failure("broken", 1), now=Millis(1)))
+    owner.unlock("member", laneEpoch=str(lease.epoch))
+    fail_writes(monkeypatch, 2)
+    body = lock_body("stock", "T", (0,), "g")
+    for _ in range(2):
+        assert stock.ask(RequestCode.LOCK_BATCH_MQ, {}, body).code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert stock.lock("stock").lock_ok_mq_set
+    fail_writes(monkeypatch, 1)
+    assert stock.lock("stock").lock_ok_mq_set, "nothing has to be written any more"

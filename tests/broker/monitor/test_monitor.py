@@ -101,6 +101,7 @@ def test_the_values_are_true(busy: RunningBroker) -> None:
         ("lanemq_messages_out_total", ("T", "g")): 8,
         ("lanemq_lag_messages", ("T", "g")): 6,
         ("lanemq_lag_seconds", ("T", "g")): 7,
+        ("lanemq_backlog_seconds", ("T", "g")): 7,
         ("lanemq_lanes", ("T", "g", "parked")): 1,
         ("lanemq_lane_messages", ("T", "g", "parked")): 2,
         ("lanemq_lane_messages", ("T", "g", "held")): 1,

@@ -277,7 +277,7 @@ async def marked_records(counted: CountedCommits) -> int:
         counted.thread.run_all()
     log._disk.fdatasync = sync  # type: ignore[method-assign]
     found = [part for part in scan(log, 0) if isinstance(part, IntactRecord)]
-    assert len(found) == 21
+    assert len(found) == 21 + 20 // group_commit.WAITED_FOR
     return sum(is_marked_synced(part.buffer, part.start) for part in found[1:])
 
 
@@ -292,6 +292,32 @@ def test_however_busy_a_sender_is_some_records_carry_the_mark_of_a_sync(
         assert await marked_records(counted) == marked
 
     on_a_loop(tmp_path, test)
+
+
+def test_writes_wait_for_a_sync_of_what_came_during_the_one_before(tmp_path: Path) -> None:
+    """The first one may have a second of a busy sender to take to the disk, and delays nobody."""
+    at_once: list[bool] = []
+
+    async def test(counted: CountedCommits) -> None:
+        counted.read(ANN, b"first")
+        await loop_iteration()
+        disk = counted.store.appender._log._disk
+        sync = disk.fdatasync
+
+        def fdatasync(fd: int) -> None:
+            before = len(counted.acknowledged)
+            counted.read(ANN, b"during the sync")
+            at_once.append(len(counted.acknowledged) > before)
+            sync(fd)
+
+        disk.fdatasync = fdatasync  # type: ignore[method-assign]
+        for _ in range(WAITED_FOR):
+            counted.commits.sync(lambda _: None)
+            counted.thread.run_all()
+        disk.fdatasync = sync  # type: ignore[method-assign]
+
+    on_a_loop(tmp_path, test)
+    assert at_once == [True] * WAITED_FOR + [False]
 
 
 class UnorderedRows(TopicRows):

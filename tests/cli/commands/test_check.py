@@ -1,15 +1,13 @@
-"""`lanemq check` and `lanemq history`: the verdict is the same for JSONL, Parquet and Spark."""
+"""`lanemq check`."""
 
-import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 from tests.checker.conftest import parse
+from tests.checker.history_files import write_history
 from tests.checker.test_random_histories import World
-from tests.pipelines.audit.histories import write_history
 
 from lanemq.cli.main import main
 
@@ -28,58 +26,13 @@ def good(tmp_path: Path) -> Path:
     return write_history(tmp_path / "good", World(2).run())
 
 
-def test_converted_history_gets_the_same_answer(bad: Path, tmp_path: Path) -> None:
-    into = tmp_path / "columns"
-    result = run("history", "convert", bad, "--into", into)
-    assert result.exit_code == 0
-    assert result.output == f"{into / 'a.parquet'}: 4 events\n"
-    assert run("check", into).output == run("check", bad).output
-    assert run("check", into).exit_code == 1
+def test_the_exit_code_is_the_verdict(bad: Path, good: Path) -> None:
+    assert (run("check", bad).exit_code, run("check", good).exit_code) == (1, 0)
+    assert run("check", "--require", "faults=3", "--json", good).exit_code == 2
 
 
-def test_conversion_reports_what_it_could_not_read(bad: Path, tmp_path: Path) -> None:
-    with (bad / "a.jsonl").open("a") as file:
-        file.write("nonsense\n")
-    result = run("history", "convert", bad, "--into", tmp_path / "columns", "--json")
-    assert json.loads(result.stdout)["problems"] == 1
-    assert "cannot read the line after n=3" in result.stderr
-
-
-def test_a_folder_without_histories_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    result = run("history", "convert", tmp_path / "empty", "--into", tmp_path / "columns")
-    assert result.exit_code == 2
-    assert "no *.jsonl files in" in result.output
-
-
-def test_converting_into_the_same_folder_is_refused(bad: Path) -> None:
-    result = run("history", "convert", bad, "--into", bad)
-    assert result.exit_code == 2
-    assert "choose another folder" in result.output
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_spark_gives_the_same_output_and_exit_code(spark: Any, bad: Path, good: Path) -> None:
-    for history, code in ((bad, 1), (good, 0)):
-        plain, by_spark = run("check", history), run("check", "--spark", history)
-        assert by_spark.exit_code == plain.exit_code == code
-        assert by_spark.output == plain.output
-    assert run("check", "--spark", "--require", "faults=3", "--json", good).exit_code == 2
-    assert spark.range(3).count() == 3, "a session that was there before is left running"
-
-
-def test_without_pyspark_a_sentence_says_what_to_install(bad: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith(("lanemq.pipelines.audit", "lanemq.cli.spark"))]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "pyspark.sql", None)
-    result = run("check", "--spark", bad)
-    assert result.exit_code == 2
-    assert "pip install '.[spark]'" in result.output
-
-
-def test_plain_check_loads_no_spark(bad: Path) -> None:
-    """A check without --spark must not need Java."""
+def test_check_loads_no_spark(bad: Path) -> None:
+    """It must not need Java."""
     import subprocess
 
     code = (

@@ -9,7 +9,7 @@ from lanemq.client.admin.admin import Admin
 from lanemq.client.consumer.app import App
 from lanemq.client.message import Message
 from lanemq.client.producer.producer import Producer
-from lanemq.core.brokering.membership import Membership
+from lanemq.core.brokering.members.membership import Membership
 from lanemq.model.errors import GroupConflict
 from lanemq.testing.embedded import EmbeddedBroker
 

@@ -7,7 +7,7 @@ from tests.client.consumer.fakes import committable, message, options, queue
 from tests.client.virtual_time import ManualClock
 
 from lanemq.client.consumer.turns.scheduler import MessageRun, Scheduler
-from lanemq.client.consumer.turns.subscription import ActiveSubscription, Subscription
+from lanemq.client.consumer.turns.subscription import ActiveSubscription, Subscription, make_scheduler
 from lanemq.client.consumer.turns.workers import OverdueRuns
 from lanemq.client.message import Message
 from lanemq.core.consuming.retry_policy import HoldKey, SendBack
@@ -40,7 +40,7 @@ class OverdueFixture:
     def __init__(self, count: int = 1, plan: Subscription | None = None) -> None:
         self.clock, self.dead_letters = ManualClock(), FakeDeadLetters()
         plan = plan or Subscription(topic="orders", order=Order.NONE, policy=SendBack())
-        active = ActiveSubscription(plan, self.clock)
+        active = ActiveSubscription(plan, make_scheduler(plan, self.clock))
         self.scheduler: Scheduler = active.scheduler
         with self.scheduler as lanes:
             lanes.add(queue(0), QueueOffset(0), usable_until=NO_LEASE_NEEDED)

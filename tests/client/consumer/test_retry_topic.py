@@ -13,7 +13,7 @@ from lanemq.client.consumer.turns.handler import ConcurrentlyContext, Concurrent
 from lanemq.client.consumer.turns.send_back import DeadLetterSender
 from lanemq.client.message import Message
 from lanemq.client.producer.producer import Producer
-from lanemq.core.brokering.membership import Membership
+from lanemq.core.brokering.members.membership import Membership
 from lanemq.model.errors import LaneError
 from lanemq.model.queue import MessageQueue
 from lanemq.testing.embedded import EmbeddedBroker

@@ -194,7 +194,8 @@ def test_an_error_with_its_whole_text_would_hold_its_lane_for_good(
     broker: EmbeddedBroker, topic: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Negative control: the broker refuses the request that sets the lane aside, again and again."""
-    monkeypatch.setattr(handler_module, "MAX_TEXT_CHARS", 1_000_000)
+    for limit in ("MAX_TEXT_CHARS", "REASON_CHARS"):
+        monkeypatch.setattr(handler_module, limit, 1_000_000)
     app, inbox = fail_with_a_long_text(broker, topic)
     with app:
         wait_for(lambda: "too large for request" in caplog.text)

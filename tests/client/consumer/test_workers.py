@@ -175,7 +175,8 @@ def test_after_its_retries_a_message_is_dead_lettered_once_and_the_queue_goes_on
 
     fixture.run(scenario)
     assert seen == [0, 0, 0, 1, 2]
-    assert fixture.letters.letters == [(0, "ValueError('never')")]
+    ((offset, why),) = fixture.letters.letters
+    assert (offset, why.split(" at ")[0]) == (0, "ValueError('never')")
 
 
 @pytest.mark.row("A103")

@@ -12,7 +12,7 @@ from lanemq.client.consumer.turns.arguments import plain_call, read_signature
 from lanemq.client.consumer.turns.counting import ConsumerCounts
 from lanemq.client.consumer.turns.handler import HandlerCall, batch_handler
 from lanemq.client.consumer.turns.scheduler import Scheduler
-from lanemq.client.consumer.turns.subscription import ActiveSubscription, Subscription
+from lanemq.client.consumer.turns.subscription import ActiveSubscription, Subscription, make_scheduler
 from lanemq.client.consumer.turns.workers import RunReporter, ThreadWorkers
 from lanemq.client.message import Message
 from lanemq.clock import SystemClock
@@ -62,7 +62,7 @@ class WorkerFixture:
         if function is not None:
             plan["handler"] = batch_handler(handler_call(function), batched=False)
         self.plan = Subscription(**{"topic": "orders", "workers": 4} | plan)
-        self.active = ActiveSubscription(self.plan, SystemClock())
+        self.active = ActiveSubscription(self.plan, make_scheduler(self.plan, SystemClock()))
         self.counts = ConsumerCounts()
 
     @property

@@ -1,16 +1,19 @@
 """Messages that are sent where the producer is in the middle of its own work, as finalizers and signal handlers do.
 
-`_locked(act)` is that middle: `act` runs on a thread that holds the producer's lock.
+`_locked(act)` is that middle: `act` runs on a thread that holds the producer's lock. Other threads do not wait for it.
 """
 
+import threading
 from typing import Any
 
-from tests.client.fake_broker import FakeBroker, serving
+import pytest
+from tests.client.fake_broker import FakeBroker, Fault, serving
 from tests.client.producer.producers import Blocking
 from tests.client.producer.test_inbox import Busy, left, stored, warmed
 
+from lanemq.background_log import LINES
 from lanemq.client.codec import JsonCodec
-from lanemq.model.errors import UsageError
+from lanemq.model.errors import RequestTimedOut, UsageError
 from lanemq.net.blocking import ClientThread
 
 broker = serving()
@@ -38,14 +41,13 @@ def test_a_finalizer_on_a_thread_of_the_client_does_not_wait(broker: FakeBroker)
     assert stored(broker) == ['"warm"', '"submit"']
 
 
-def test_a_message_whose_inbox_was_closed_in_between_is_accepted(broker: FakeBroker) -> None:
-    """The inbox is closed by a message that does not fit it, which is sent while this one is encoded."""
-    inner: list[Any] = []
+def test_a_message_whose_inbox_was_closed_in_between_is_moved(broker: FakeBroker) -> None:
+    """The inbox closes while the message is encoded: no reply comes that would move it."""
 
     class Codec(JsonCodec):
         def encode(self, value: object) -> bytes:
             if value == "outer":
-                inner.append(producer.submit("orders", "inner", key="k", tag="t"))
+                producer.producer._inbox.adjust(awaits_reply=False, buffered_bytes=0)
             return super().encode(value)
 
     with Blocking(broker.address, codec=Codec()) as producer:
@@ -54,10 +56,10 @@ def test_a_message_whose_inbox_was_closed_in_between_is_accepted(broker: FakeBro
         producer.submit("orders", "first", key="k")
         try:
             outer = producer.producer._locked(lambda: producer.submit("orders", "outer", key="k"))
-            assert left(producer) == 2
+            assert left(producer) == 0
         finally:
             busy.answer.set()
-        assert [outer.result(60).offset, inner[0].result(60).offset] == [2, 3]
+        assert outer.result(60).offset == 2
 
 
 def test_no_later_message_overtakes_one_that_waits_for_the_lock(broker: FakeBroker) -> None:
@@ -73,7 +75,86 @@ def test_no_later_message_overtakes_one_that_waits_for_the_lock(broker: FakeBrok
         busy = Busy(broker)
         producer.submit("orders", "first", key="k")
         inside = producer.producer._locked(interrupted)
-        assert left(producer) == 1
         later = producer.submit("orders", "later", key="k")
         busy.answer.set()
         assert [inside.result(60).offset, later.result(60).offset] == [2, 3]
+
+
+def test_a_submit_waits_for_no_other_thread(broker: FakeBroker) -> None:
+    """The thread that has the lock moves what was left meanwhile when it releases it, in the order of the calls."""
+    futures: list[Any] = []
+
+    def submits() -> None:
+        for number in range(3):
+            futures.append(producer.submit("orders", number, key="k", tag="t"))
+            futures.append(producer.submit("orders", number, key="k"))
+
+    def holds_the_lock() -> int:
+        thread = threading.Thread(target=submits)
+        thread.start()
+        thread.join(30)
+        return left(producer)
+
+    with Blocking(broker.address) as producer:
+        warmed(producer)
+        assert producer.producer._locked(holds_the_lock) == 6
+        assert [future.result(60).offset for future in futures] == [1, 2, 3, 4, 5, 6]
+        assert stored(broker)[1:] == ["0", "0", "1", "1", "2", "2"]
+
+
+def test_what_is_left_is_moved_after_a_change_that_fails(broker: FakeBroker) -> None:
+    futures: list[Any] = []
+
+    def refused() -> Any:
+        thread = threading.Thread(target=lambda: futures.append(producer.submit("orders", 1, key="k", tag="t")))
+        thread.start()
+        thread.join(30)
+        raise UsageError("refused")
+
+    with Blocking(broker.address) as producer:
+        warmed(producer)
+        for change in (producer.producer._locked, producer.producer._change):
+            with pytest.raises(UsageError):
+                change(refused)
+        assert [future.result(60).offset for future in futures] == [1, 2]
+
+
+def test_what_is_left_counts_as_in_the_buffer(broker: FakeBroker) -> None:
+    """A thread that hangs with the lock held costs no more memory than a broker that does not answer."""
+    outcomes: list[Any] = []
+
+    def submits() -> None:
+        try:
+            for _ in range(100):
+                outcomes.append(producer.submit("orders", "x" * 30_000, key="k"))
+        except RequestTimedOut as error:
+            outcomes.append(error)
+
+    def holds_the_lock() -> None:
+        thread = threading.Thread(target=submits)
+        thread.start()
+        thread.join(30)
+
+    with Blocking(broker.address, buffer_bytes=200_000, max_body_bytes=100_000, timeout=0.5) as producer:
+        warmed(producer)
+        producer.producer._locked(holds_the_lock)
+        *futures, refused = outcomes
+        assert "the buffer of 200000 bytes stayed full" in str(refused)
+        assert [future.result(60).offset for future in futures] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_refusal_after_send_oneway_has_returned_is_in_the_log(
+    broker: FakeBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    def holds_the_lock() -> None:
+        thread = threading.Thread(target=lambda: producer.send_oneway("orders", 1, key="k"))
+        thread.start()
+        thread.join(30)
+
+    with Blocking(broker.address, max_body_bytes=100) as producer:
+        warmed(producer)
+        broker.faults = lambda header, number: Fault.REFUSE
+        assert producer.submit("orders", 0, key="k").exception(60)
+        producer.producer._locked(holds_the_lock)
+        LINES.drain(30)
+    assert "a message of send_oneway was not sent: an earlier message of key 'k'" in caplog.text

@@ -9,13 +9,15 @@ from functools import singledispatch
 from typing import Any
 
 from lanemq.core.brokering.dedup import MAX_SEQUENCE_RANGES, ProducerTable
-from lanemq.core.brokering.filter_rows import FilterRows
 from lanemq.core.brokering.lock_table import NO_OWNER, LockTable
 from lanemq.core.brokering.long_poll import LongPolls
-from lanemq.core.brokering.lost_members import LostMembers
-from lanemq.core.brokering.membership import Membership, _add, _Group
+from lanemq.core.brokering.members.filter_rows import FilterRows
+from lanemq.core.brokering.members.group import Group, add_count
+from lanemq.core.brokering.members.lost_members import LostMembers
+from lanemq.core.brokering.members.membership import Membership
+from lanemq.core.brokering.members.seats import Seat, Seats
+from lanemq.core.brokering.members.tag_filters import Relation, TopicFilters, compare
 from lanemq.core.brokering.quotas import Quota, Quotas
-from lanemq.core.brokering.tag_filters import Relation, TopicFilters, compare
 
 
 @singledispatch
@@ -90,17 +92,13 @@ def _long_polls(polls: LongPolls[Any]) -> None:
 @check.register
 def _membership(table: Membership) -> None:
     seats = {
-        (name, (connection, client_id))
+        Seat(name, connection, client_id)
         for name, group in table._groups.items()
         for client_id, connections in group.members.items()
         for connection in connections
     }
-    assert seats == table._expiries.keys()
-    assert seats == {key for keys in table._by_connection.values() for key in keys}
-    assert table._by_connection.keys() <= table._clients.keys()
-    assert {(client, c) for client, held in table._connections_of.items() for c in held} == {
-        (client, connection) for connection, client in table._clients.items()
-    }
+    assert seats == table._seats._expiries.keys()
+    check(table._seats)
     for group in table._groups.values():
         _check_group(group)
     held = {
@@ -113,22 +111,34 @@ def _membership(table: Membership) -> None:
     known = {*table._groups, *(group for group, _ in table._lost.members())}
     named = ((group, topic) for group in known for topic in table.selections(group))
     _check_rows(table.filter_rows, (key for key in named if table.widest(*key) is not None))
-    held |= {key: table._payers[key][1] for key in table._lost.members()}
-    assert held == {key: size for key, (_, size) in table._payers.items()}
+    payers = table._payers._members
+    held |= {key: payers[key][1] for key in table._lost.members()}
+    assert held == {key: size for key, (_, size) in payers.items()}
     paid: dict[str, int] = {}
-    for payer, size in table._payers.values():
-        _add(paid, payer, size)
-    assert paid == table._paid
-    watched = {key: at for at, serial, key in table._ends if key in seats and table._expiries[key].serial == serial}
-    assert watched.keys() == seats
-    assert all(watched[key] <= expiry.at for key, expiry in table._expiries.items())
+    for payer, size in payers.values():
+        add_count(paid, payer, size)
+    assert paid == table._payers._totals
 
 
-def _check_group(group: _Group) -> None:
+@check.register
+def _seats(seats: Seats) -> None:
+    expiries = seats._expiries
+    assert expiries.keys() == {seat for held in seats._of_connection.values() for seat in held}
+    assert seats._of_connection.keys() <= seats._clients.keys()
+    assert {(client, c) for client, held in seats._connections_of.items() for c in held} == {
+        (client, connection) for connection, client in seats._clients.items()
+    }
+    assert all(seats._connections_of.values())
+    watched = {seat: at for at, serial, seat in seats._ends if seat in expiries and expiries[seat].serial == serial}
+    assert watched.keys() == expiries.keys()
+    assert all(watched[seat] <= expiry.at for seat, expiry in expiries.items())
+
+
+def _check_group(group: Group) -> None:
     assert group.members
     assert all(group.members.values())
     assert group.members.keys() == group.topics.keys()
-    fresh = _Group(group.name, group.latest, group.lost, FilterRows(lambda *_: None))
+    fresh = Group(group.name, group.latest, group.lost, FilterRows(lambda *_: None))
     for topics in group.topics.values():
         fresh._count(topics, 1)
     assert (fresh.subscribers, fresh.sizes) == (group.subscribers, group.sizes)

@@ -77,13 +77,6 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
             cloudpickle.unregister_pickle_by_value(module)
 
 
-def test_a_toml_file_may_name_a_function_for_expired_states(write: Write) -> None:
-    limits = 'on_expire = "steps_beside:count"\nlimits = { expire_after = 0.005, forget_numbers_after = 0.009 }'
-    stage = load(write(WHOLE.replace("limits = { snapshot_every = 8 }", limits))).stage
-    assert isinstance(stage, Transitions)
-    assert stage._options.on_expire is sys.modules["steps_beside"].count
-
-
 def test_a_toml_file_declares_a_pipeline(write: Write) -> None:
     found = load(write(WHOLE))
     assert (found.name, found.trigger_ms, str(found.folder)) == ("orders", 5000, "/tmp/nowhere/checkpoint")
@@ -285,6 +278,6 @@ def test_options_of_a_topic_may_be_numbers_booleans_lists_and_dicts() -> None:
 
 def test_a_pipeline_without_starting_offsets_begins_with_the_first_message() -> None:
     assert Topic("a:1", "t").options["startingOffsets"] == "earliest"
-    assert "startingOffsets" not in Topic("a:1", "t", group="g").options, "a group has its own position"
+    assert Topic("a:1", "t", group="g").options["startingOffsets"] == "earliest"
     assert "startingOffsets" not in Topic("a:1", "t", startingTimestamp=5).options
     assert Topic("a:1", "t", group="g").at("b:2").options["group"] == "g"

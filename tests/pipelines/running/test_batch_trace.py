@@ -1,4 +1,4 @@
-"""Spans of batches: what they show, whom they link to, and that a run without them reads nothing. Without Spark."""
+"""Spans of batches: what they show, and that a run without them reads nothing. Without Spark."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,8 +10,7 @@ from tests.client.test_tracing import recording
 from tests.pipelines.checkpoint.test_checkpoint import used_by_spark
 from tests.pipelines.fakes import FakeSink, FakeStage, rows_of
 
-from lanemq import Producer, trace_batches, trace_send
-from lanemq.client.topics import NewTopic
+from lanemq import trace_batches
 from lanemq.model.queue import MessageQueue
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
 from lanemq.pipelines.ports import Batch, Results
@@ -19,8 +18,6 @@ from lanemq.pipelines.running.batch_processor import BatchProcessor
 from lanemq.pipelines.running.batch_trace import BatchTracing, PlannedBatch, ProcessBatch, ranges_between
 from lanemq.pipelines.running.effect_history import EffectHistory
 from lanemq.pipelines.running.progress import AppliedBatch
-from lanemq.spark.lag import FirstMessages
-from lanemq.testing.embedded import EmbeddedBroker
 
 ROW = ("t", 0, 5, "k")
 
@@ -95,29 +92,6 @@ def test_a_batch_that_fails_is_a_failed_span_with_the_error(checkpoint: Checkpoi
     assert [(event.name, (event.attributes or {})["exception.message"]) for event in span.events] == [
         ("exception", "not today")
     ]
-
-
-@pytest.mark.lanemq(own_broker=True)
-def test_a_batch_links_to_the_senders_of_its_first_messages_and_continues_a_single_one(
-    checkpoint: Checkpoint, lanemq_broker: EmbeddedBroker
-) -> None:
-    provider, exporter = recording()
-    with Producer(lanemq_broker.address, create=[NewTopic("orders", 1)]) as producer:
-        for number in range(4):
-            with trace_send("orders", key="k", provider=provider) as properties:
-                producer.send("orders", number, key="k", properties=properties)
-        queue = producer.send("orders", 4, key="untraced").queue
-    sent = [span.context.span_id for span in exporter.get_finished_spans()]
-    exporter.clear()
-    name = f"{queue.broker}/{queue.queue_id}"
-    plan(checkpoint, *(f'{{"{name}": {end}}}' for end in (1, 3, 4, 5, 99)))
-    first = FirstMessages(lanemq_broker.address)
-    tracing = BatchTracing(trace_batches(provider=provider), checkpoint.log, first)
-    process(checkpoint, tracing, FakeStage(), range(5)).close()
-    spans = exporter.get_finished_spans()
-    assert [[link.context.span_id for link in span.links] for span in spans] == [[], [sent[1]], [], [], []]
-    parents = [None if span.parent is None else span.parent.span_id for span in spans]
-    assert parents == [None, None, sent[3], None, None], "offset 3 alone; offset 4 has no trace; 5 does not exist"
 
 
 def test_without_a_trace_nothing_is_read_for_it(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,11 +129,6 @@ def _with_transitions(place: Place) -> None:
     place.pipeline = replace(place.pipeline, stage=Transitions(step=_step, state_type=int, outputs=ROWS))
 
 
-def _in_a_group(place: Place) -> None:
-    source = place.pipeline.source.parsed
-    place.pipeline = replace(place.pipeline, source=Topic(source.servers, source.topics[0], group="orders"))
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -216,9 +211,8 @@ def test_a_pipeline_that_ran_is_still_the_same_declaration(place: Place) -> None
         _with_transitions,
         _created_again,
         _restored,
-        _in_a_group,
     ],
-    ids=["unfinished batch", "no table", "decision", "transitions", "topic created again", "restored", "group"],
+    ids=["unfinished batch", "no table", "decision", "transitions", "topic created again", "restored"],
 )
 def test_in_every_doubt_spark_is_started(place: Place, doubt: Callable[[Place], object]) -> None:
     doubt(place)

@@ -80,8 +80,6 @@ def test_a_message_that_fails_is_a_dead_letter_and_the_query_continues(
     assert letters["k-3"][8] == f"cannot be computed: {SHARED[3]}"
     assert {row[0] for row in dead.rows} == {topic}
     assert all(row[3] is not None and row[12] is False for row in dead.rows)
-    positions = tolerant.stage.results[0].positions  # type: ignore[attr-defined]
-    assert all(positions["/".join(map(str, row[:3]))].next > row[3] for row in dead.rows), "none comes again in a group"
     assert (reports[0].applied.dead_letters, reports[0].applied.counts) == (3, {"events": 43, "poison": 3})
     send(broker.address, topic, range(60, 70))
     assert start(pipeline(), spark, once=True).await_end(600)

@@ -366,14 +366,6 @@ def test_a_pull_of_bodies_that_compress_very_well_is_read_in_parts(
     assert {len(batch.column("value")[0].as_buffer()) for batch in found} == {size}
 
 
-def test_a_group_without_order_stores_its_offsets(broker: EmbeddedBroker, topic: str, group: str) -> None:
-    send(broker.address, topic, range(12))
-    with Query(**earliest(broker, topic, group=group, ordered="false")) as query, Admin(broker.address) as admin:
-        query.everything()
-        stored = admin.describe_group(group)
-        assert sum(queue.offset for queue in stored.queues) == 12
-
-
 def test_a_byte_limit_holds_if_the_filter_matches_nothing_at_first(broker: EmbeddedBroker, topic: str) -> None:
     """Filtered messages cost nothing; the messages after them are limited."""
     with Producer(broker.address) as producer:

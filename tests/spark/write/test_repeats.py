@@ -6,16 +6,11 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import StringType, StructType
-from tests.spark.spark_driver import Checkpoint, Query, Row, send, until
+from tests.spark.spark_driver import Query
 
-from lanemq.client.admin.admin import Admin
 from lanemq.client.producer.producer import Producer
-from lanemq.clock import SystemClock
 from lanemq.model.errors import NotAllowed, UsageError
-from lanemq.model.queue import MessageQueue
-from lanemq.model.units import Epoch, Millis, QueueOffset
-from lanemq.spark.group.member_calls import MemberCalls
-from lanemq.spark.options import ALL_TAGS
+from lanemq.model.units import Millis
 from lanemq.spark.read.partition_reader import RangeReader
 from lanemq.spark.write import sending
 from lanemq.spark.write.repeats import kept
@@ -138,58 +133,3 @@ def test_the_spark_writer_checks_repeats(broker: EmbeddedBroker, topic: str, pro
         _write(iter([pa.RecordBatch.from_pylist([{"key": "k", "value": value}])]), options, producer, 3)
     with pytest.raises(UsageError, match="batch 3 is repeated with other rows"):
         _write(iter([pa.RecordBatch.from_pylist([{"key": "k", "value": "2"}])]), options, producer, 3)
-
-
-@pytest.mark.slow
-def test_a_batch_of_a_group_that_starts_later_when_repeated_loses_no_rows(
-    broker: EmbeddedBroker, topic: str, group: str, producer: str
-) -> None:
-    """The query dies, another member processes the first messages, and the repeated batch starts after them."""
-    with Admin(broker.address) as admin:
-        admin.create_topic(f"{topic}-out", 1, ordered=True)
-    send(broker.address, topic, range(60))
-    checkpoint = Checkpoint()
-    options = {"servers": broker.address, "topic": topic, "group": group, "brokerWait": "10s"}
-    with Query(checkpoint, **options) as query:
-        until(query.plan)
-        first = query.read(query.partitions())
-        write(broker, copies(topic, first), producer, dies=True)
-    did_elsewhere(broker, group, MessageQueue(topic, "lanemq", 0), 5)
-    with Query(checkpoint, **options) as query:
-        assert query.plan()
-        again = query.read(query.partitions())
-        assert len(again) == len(first) - 5
-        with pytest.raises(UsageError, match="leave the group out, or use a pipeline"):
-            write(broker, copies(topic, again), producer)
-
-
-def test_an_unordered_group_repeats_its_batches_exactly(
-    broker: EmbeddedBroker, topic: str, group: str, producer: str
-) -> None:
-    """The sink needs this, whatever other members do."""
-    with Admin(broker.address) as admin:
-        admin.create_topic(f"{topic}-out", 1, ordered=True)
-    send(broker.address, topic, range(60))
-    checkpoint = Checkpoint()
-    options = {"servers": broker.address, "topic": topic, "group": group, "ordered": "false"}
-    with Query(checkpoint, startingOffsets="earliest", **options) as query:
-        assert query.plan()
-        first = query.read(query.partitions())
-        write(broker, copies(topic, first), producer, dies=True)
-    did_elsewhere(broker, group, MessageQueue(topic, "lanemq", 0), 5)
-    with Query(checkpoint, **options) as query:
-        assert query.plan()
-        again = query.read(query.partitions())
-    assert again == first
-    write(broker, copies(topic, again), producer)
-    assert stored(broker, f"{topic}-out") == [int(row["value"]) for row in first]
-
-
-def copies(topic: str, rows: Sequence[Row]) -> list[OutgoingRow]:
-    return [OutgoingRow(f"{topic}-out", row["value"], row["key"]) for row in rows]
-
-
-def did_elsewhere(broker: EmbeddedBroker, group: str, queue: MessageQueue, offset: int) -> None:
-    member = MemberCalls(broker.address, group, ALL_TAGS, SystemClock())
-    member.commit(member.route(queue.topic).master(queue.broker), queue, QueueOffset(offset), Epoch(0))
-    member.close()

@@ -10,14 +10,15 @@ import msgspec
 
 from lanemq.broker.context import ConnectedClient, GroupContext
 from lanemq.broker.dispatch import Handler, answer, answer_code, answer_saved
-from lanemq.broker.group_rules import free_progress, members_changed, use_groups
+from lanemq.broker.group_rules import REPORTED, free_progress, is_reported, members_changed, use_groups
 from lanemq.broker.long_answers import LongAnswers, Steps
 from lanemq.core.brokering.lock_table import MIN_LEASE_MS
-from lanemq.core.brokering.lost_members import LostFilter, shown_member
-from lanemq.core.brokering.membership import Changes, ConnectionId, GroupHeartbeat, GroupSubscription
+from lanemq.core.brokering.members.group import ConnectionId, GroupHeartbeat, GroupSubscription
+from lanemq.core.brokering.members.lost_members import LostFilter, shown_member
+from lanemq.core.brokering.members.membership import Changes
+from lanemq.core.brokering.members.tag_filters import ALL, shown
 from lanemq.core.brokering.quotas import MAX_CLIENT_ID_CHARS, MAX_HEARTBEAT_NAMES, Quota
 from lanemq.core.brokering.refusals import RefusalReason
-from lanemq.core.brokering.tag_filters import ALL, shown
 from lanemq.model.errors import BrokerRefused, GroupNotFound, LaneError, StorageError
 from lanemq.model.names import check_group, check_topic
 from lanemq.model.units import Millis
@@ -261,6 +262,14 @@ class GroupHandler:
             )
 
     def _refuse_conflict(self, client_id: str, groups: dict[str, GroupHeartbeat]) -> None:
+        for group in groups:
+            if is_reported(self._parts, group):
+                raise BrokerRefused(
+                    ResponseCode.GROUP_CONFLICT,
+                    f"group {group}: its offsets are those of a Spark query, which is no member, so {client_id} would "
+                    f"skip what the query has read: use another group, or stop the query and delete this one with "
+                    f"`lanemq group delete {group}`",
+                )
         conflict = self._parts.members.conflict(client_id, groups)
         if conflict is not None:
             theirs, ours = ("in order", "concurrently") if conflict.member_is_ordered else ("concurrently", "in order")
@@ -313,6 +322,8 @@ class GroupHandler:
     def _configure(self, peer: Peer, request: Command) -> None:
         settings = SubscriptionGroupConfig.of_request(request.body)
         group = check_group(settings.group_name)
+        if is_reported(self._parts, group):
+            settings = msgspec.structs.replace(settings, attributes={**settings.attributes, REPORTED: "true"})
         text = settings.encode().decode()
         use_groups(self._parts, peer, request, (group,))
         self._parts.charges.take(Quota.ROWS, peer, request)

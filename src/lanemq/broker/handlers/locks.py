@@ -6,8 +6,8 @@ twice, to two owners. The same holds for a renewal while the row of the grant th
 A new owner receives what is finished above its start offset. An owner that did not ask for it will repeat those
 messages, so the finished ranges are deleted with the grant.
 
-Every lock request and keep-alive also shows that the sender is alive (`core/brokering/membership`). The answer to a
-sender that is not a member of the group, because it was silent for too long, says so, and the sender sends a heartbeat.
+Every lock request and keep-alive also shows that the sender is alive (`core/brokering/members/membership`). The answer
+to a sender that is not a member of the group, because it was silent for too long, says so, and it sends a heartbeat.
 """
 
 import logging
@@ -22,7 +22,7 @@ from lanemq.broker.group_rules import use_groups
 from lanemq.broker.long_answers import LongAnswers, Steps
 from lanemq.broker.storage.checkpoints import lease_row
 from lanemq.core.brokering.lock_table import MIN_LEASE_MS, Lease, LockGrant, Refusal, SavedLease
-from lanemq.core.brokering.membership import ConnectionId
+from lanemq.core.brokering.members.group import ConnectionId
 from lanemq.core.brokering.progress_store import SavedLane
 from lanemq.core.brokering.quotas import Quota
 from lanemq.core.brokering.refusals import RefusalReason
@@ -62,6 +62,8 @@ class LockHandler:
         self._parts = parts
         self._answers = answers
         self._unsaved: dict[tuple[str, MessageQueue], SavedLease] = {}
+        # Lanes that a grant passes and that are not marked on disk.
+        self._unmarked: dict[tuple[str, MessageQueue], list[SavedLane]] = {}
 
     def table(self) -> dict[int, Handler]:
         return {
@@ -167,7 +169,8 @@ class LockHandler:
             named = 0 if header.lane_keep_alive_millis is None else serial
             answer(peer, request, {} if wish is None else _answer_fields(named, member=member), encoded)
 
-        self._save_lanes(peer, request, overtaken, lambda: self._save(peer, request, rows, saved))
+        keys = [(group, lease.queue) for lease in granted] if overtaken or self._unmarked else []
+        self._mark_lanes(peer, request, overtaken, keys, lambda: self._save(peer, request, rows, saved))
         return None
 
     def _start_without_lanes(self, group: str, granted: Sequence[Lease]) -> list[SavedLane]:
@@ -177,14 +180,32 @@ class LockHandler:
             progress.forget_finished()
         return [SavedLane.of(lane) for progress in started for lane in progress.overtake_lanes()]
 
-    def _save_lanes(self, peer: Peer, request: Command, lanes: Sequence[SavedLane], then: Callable[[], None]) -> None:
-        """Call `then` once the lanes are on disk, which is before the grant: after a crash they must not seem to be as
-        they were. Answer with the error if that fails."""
-        if not lanes:
+    def _mark_lanes(
+        self,
+        peer: Peer,
+        request: Command,
+        lanes: list[SavedLane],
+        granted: Sequence[tuple[str, MessageQueue]],
+        then: Callable[[], None],
+    ) -> None:
+        """Call `then` once these lanes, and those that an earlier grant of these queues passed, are on disk: after a
+        crash they must not seem to be as they were. Answer with the error if that fails."""
+        keeper, unmarked = self._parts.progress_keeper, self._unmarked
+
+        def settled(error: StorageError | None) -> None:
+            then() if error is None else answer_error(peer, request, error)
+
+        def stored() -> None:
+            for key in [key for key in granted if unmarked.get(key) is lanes]:
+                del unmarked[key]
+
+        if lanes:
+            unmarked.update(dict.fromkeys(granted, lanes))
+            keeper.save(lanes, settled, stored=stored)
+        elif any(key in unmarked for key in granted):
+            keeper.settled(settled)
+        else:
             then()
-            return
-        keeper = self._parts.progress_keeper
-        keeper.save(lanes, lambda error: then() if error is None else answer_error(peer, request, error))
 
     def _charge_new(self, peer: Peer, request: Command, group: str, queues: Sequence[MessageQueue]) -> None:
         """Charge locks that the group never had before: they stay in memory and on disk."""

@@ -3,13 +3,18 @@
 A commit that carries an epoch is refused once the queue has another owner. One without (from a stock client) is stored
 as RocketMQ does, except that a member that does not own the queue cannot move the offset back. A LaneMQ member that
 owns the queue may also report what it finished above the offset.
+
+A program that is no member, such as a Spark query, may report how far it is, to show its lag. Its group is marked as a
+reported one before the first report counts: consumers would begin at its offset, and skip what they have not seen.
 """
 
 import logging
 
+from msgspec.structs import replace
+
 from lanemq.broker.context import GroupContext
-from lanemq.broker.dispatch import Handler, answer, answer_code
-from lanemq.broker.group_rules import ownership, use_groups
+from lanemq.broker.dispatch import Handler, answer, answer_code, answer_saved
+from lanemq.broker.group_rules import REPORTED, is_consumed, is_reported, ownership, use_groups
 from lanemq.core.brokering.lock_table import Stale, Unowned
 from lanemq.core.brokering.queue_progress import (
     OFFSET_BYTES,
@@ -22,7 +27,7 @@ from lanemq.core.brokering.queue_progress import (
 )
 from lanemq.core.brokering.quotas import Quota
 from lanemq.core.finished_ranges import FinishedRanges
-from lanemq.model.errors import OffsetNotFound
+from lanemq.model.errors import BrokerRefused, OffsetNotFound, StorageError
 from lanemq.model.names import check_group, check_topic
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
@@ -32,6 +37,7 @@ from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import QueryOffsetHeader, UpdateOffsetHeader
 from lanemq.wire.lane_fields import LANE_CLIENT, LANE_IGNORED
+from lanemq.wire.route_bodies import SubscriptionGroupConfig
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +92,9 @@ class OffsetHandler:
         group, topic = header.consumer_group, check_topic(header.topic)
         # One that does not exist is refused: its offset would outlive a deleted topic.
         queue = self._parts.queues.existing(topic, header.broker_name, header.queue_id)
+        if header.lane_report and not is_reported(self._parts, group):
+            self._begin_reports(peer, request, group)
+            return
         verdict = ownership(self._parts, peer, group, queue, header)
         stock = header.lane_epoch is None
         offset, progress = QueueOffset(header.commit_offset), self._parts.progress.at(group, queue)
@@ -120,6 +129,31 @@ class OffsetHandler:
                 answer(peer, request, {"offset": str(stored)})
             case _:
                 answer(peer, request)
+
+    def _begin_reports(self, peer: Peer, request: Command, group: str) -> None:
+        """Note that the group's offsets are reported by a program that is no member, then take its first report."""
+        if is_consumed(self._parts, group):
+            raise BrokerRefused(
+                ResponseCode.GROUP_CONFLICT,
+                f"group {group} is used by consumers, so a program that is no member cannot store its offsets there: "
+                f"they would skip what it has read. Use another group",
+            )
+        use_groups(self._parts, peer, request, (group,))
+        before = self._parts.groups.get(group, SubscriptionGroupConfig(group_name=group))
+        settings = replace(before, attributes={**before.attributes, REPORTED: "true"})
+        self._parts.charges.take(Quota.ROWS, peer, request)
+        self._parts.groups[group] = settings  # at once: from now on no consumer joins
+
+        def saved(_: object, error: StorageError | None) -> None:
+            self._parts.charges.give_back(Quota.ROWS, peer)
+            if error is None:
+                self._commit(peer, request)
+                return
+            self._parts.groups[group] = before
+            answer_saved(peer, request, error)
+
+        state = self._parts.state
+        self._parts.row_thread.submit_rows(state, lambda: state.save_group(group, settings.encode().decode()), saved)
 
     def _charged(
         self, peer: Peer, request: Command, progress: QueueProgress, finished: FinishedRanges | None, chars: int

@@ -16,9 +16,9 @@ from lanemq.broker.context import BrokerContext
 from lanemq.broker.dispatch import Handler, answer_code, answer_error
 from lanemq.broker.group_rules import ownership
 from lanemq.core.brokering.lock_table import Stale, Unowned
+from lanemq.core.brokering.members.tag_filters import Tags, contains, shown
 from lanemq.core.brokering.queue_progress import OFFSET_BYTES, QueueProgress, ResetState, kind_of
 from lanemq.core.brokering.quotas import Quota
-from lanemq.core.brokering.tag_filters import Tags, contains, shown
 from lanemq.core.brokering.topic_table import Permission
 from lanemq.log.reading import ReadResult, ReadStatus
 from lanemq.model.errors import BrokerBusy, BrokerRefused, LaneError, NotAllowed, StillRebuilding, TopicNotFound

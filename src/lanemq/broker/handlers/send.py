@@ -17,6 +17,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from itertools import repeat
 
 from msgspec import Struct
 
@@ -99,16 +100,13 @@ class _Taken(Struct):
     """Bytes of bodies and properties."""
 
 
-class _Senders:
+class _Senders(Struct):
     """Who waits for an answer: the sender of one request, or of each of several single sends."""
 
-    __slots__ = ("opaques", "peer", "request")
-
-    def __init__(self, peer: Peer, request: Command | None, opaques: list[int]) -> None:
-        """`request` is None for single sends that were read together, whose opaques are enough to answer them."""
-        self.peer = peer
-        self.request = request
-        self.opaques = opaques
+    peer: Peer
+    request: Command | None
+    """None for single sends that were read together, whose opaques are enough to answer them."""
+    opaques: list[int]
 
     def each(self, answered: Callable[[Peer, Command], None]) -> None:
         """Answer every one of them."""
@@ -203,13 +201,11 @@ class SendHandler:
         elif special & REQUESTING or target.properties is not header.properties:
             texts = [self._properties(target.properties, special)]
             longest, stamp = len(texts[0]), stamp_in(texts[0])
-        self._refuse_large(largest, longest)
+        if largest > self._parts.options.max_body_bytes or longest > MAX_PROPERTIES_BYTES:
+            self._refuse_large(largest, longest)
         tag_code = tag_code_of(header.properties) if special & TAGGED else 0
-        flag, sys_flag, times = header.flag, header.sys_flag, header.reconsume_times
-        records = [
-            (body, text, tag_code, flag, sys_flag, born, times)
-            for body, text, born in zip(bodies, texts, sends.born, strict=True)
-        ]
+        same = repeat(tag_code), repeat(header.flag), repeat(header.sys_flag)
+        records = list(zip(bodies, texts, *same, sends.born, repeat(header.reconsume_times), strict=False))
         return _Taken(records, stamp, size)
 
     def _properties(self, text: str, special: int) -> bytes:
@@ -403,9 +399,9 @@ def route(parts: BrokerContext, header: SendHeader, peer: Peer, request: Command
             topic = _new_topic(parts, header, name)
         finally:
             parts.charges.shrink(Quota.QUEUES, (name,))  # if it was not created, or with fewer queues
-    if not topic.writable:
-        raise NotAllowed(ResponseCode.NO_PERMISSION, f"topic {name} may not be written")
-    if header.queue_id >= topic.queues:
+    if not topic.takes(header.queue_id):
+        if not topic.writable:
+            raise NotAllowed(ResponseCode.NO_PERMISSION, f"topic {name} may not be written")
         raise BrokerRefused(
             ResponseCode.INVALID_PARAMETER,
             f"queue {header.queue_id} of topic {name} does not exist: it has {topic.write_queues}",
@@ -413,10 +409,10 @@ def route(parts: BrokerContext, header: SendHeader, peer: Peer, request: Command
     if name.startswith(RETRY_PREFIX):
         return _route_retry(parts, header, topic)
     queue_id = header.queue_id if header.queue_id >= 0 else random.randrange(topic.write_queues)
-    if header.batch:
+    if DELAY_LEVEL in header.properties or TIMER in header.properties:
+        if not header.batch:
+            return route_delayed(name, queue_id, header.properties)
         _refuse_delay(header.properties)
-    elif _wants_delay(header.properties):
-        return route_delayed(name, queue_id, header.properties)
     return SendRoute(name, queue_id, header.properties, queue_id)
 
 
@@ -451,12 +447,7 @@ def _route_retry(parts: BrokerContext, header: SendHeader, topic: TopicConfig) -
     return route_delayed(topic.name, 0, delayed)
 
 
-def _wants_delay(properties: str) -> bool:
-    """Whether the properties may ask for a delay; a fast check for the common case."""
-    return DELAY_LEVEL in properties or TIMER in properties
-
-
 def _refuse_delay(properties: str) -> None:
     """Refuse delays in a batch, whose messages are stored together."""
-    if _wants_delay(properties) and delay_level(properties):
+    if delay_level(properties):
         raise MessageRefused(ResponseCode.MESSAGE_ILLEGAL, "messages of a batch cannot be delayed; send them singly")

@@ -85,6 +85,13 @@ LAG_SECONDS = Metric(
     "Age of the oldest message above the committed offsets; 0 without lag, no sample while its index is rebuilt.",
     _OF_GROUP,
 )
+BACKLOG_SECONDS = Metric(
+    "lanemq_backlog_seconds",
+    GAUGE,
+    "How late a group is without keys that are held: the age of the message from which on as many are stored as it has "
+    "not finished.",
+    _OF_GROUP,
+)
 UNREAD_DELETED = Metric(
     "lanemq_unread_deleted_total",
     COUNTER,

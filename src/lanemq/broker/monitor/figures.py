@@ -37,9 +37,12 @@ class Lag(NamedTuple):
     messages: int
     seconds: float | None
     """Age of the oldest message that is not committed; None if it is not known."""
+    backlog_seconds: float | None
+    """Age of the message from which on as many are stored as are not finished. Held keys have few messages, and old
+    ones: this age is that of the others."""
 
 
-_NO_LAG = Lag(0, 0.0)
+_NO_LAG = Lag(0, 0.0, 0.0)
 
 
 class Figures:
@@ -184,6 +187,8 @@ class Figures:
                 yield MetricSample(names.LAG_MESSAGES, lag.messages, (group, topic))
                 if lag.seconds is not None:
                     yield MetricSample(names.LAG_SECONDS, lag.seconds, (group, topic))
+                if lag.backlog_seconds is not None:
+                    yield MetricSample(names.BACKLOG_SECONDS, lag.backlog_seconds, (group, topic))
                 yield MetricSample(names.UNREAD_DELETED, self._context.unread.deleted(group, topic), (group, topic))
 
     def _lag_of_queue(
@@ -194,17 +199,25 @@ class Figures:
         low, high = self._context.store.bounds(topic, queue_id)
         if high <= max(offset, low):
             return _NO_LAG
-        oldest = (topic, queue_id, max(offset, low))
-        if oldest not in times:
+        messages = max(0, high - max(offset, low) - count_finished(progress.finished))
+        oldest, backlog = (
+            self._age((topic, queue_id, first), wall, times) for first in (max(offset, low), high - messages)
+        )
+        return Lag(messages, oldest, backlog if messages else 0.0)
+
+    def _age(
+        self, first: tuple[str, int, int], wall: Millis, times: dict[tuple[str, int, int], int | None]
+    ) -> float | None:
+        """Seconds since the first message from this offset on was stored; None if that cannot be read now."""
+        if first not in times:
             if len(times) >= MAX_TIMES:
                 times.clear()
             try:
-                times[oldest] = self._context.store.times.first_from(*oldest)
+                times[first] = self._context.store.times.first_from(*first)
             except (StillRebuilding, NoDescriptors):
-                times[oldest] = None
-        stored = times[oldest]
-        messages = max(0, high - max(offset, low) - count_finished(progress.finished))
-        return Lag(messages, None if stored is None else max(0, wall - stored) / 1000)
+                times[first] = None
+        stored = times[first]
+        return None if stored is None else max(0, wall - stored) / 1000
 
     def _lanes(self) -> Iterator[MetricSample | None]:
         lanes: dict[tuple[str, str, LaneStatus], tuple[int, int]] = {}
@@ -224,10 +237,15 @@ class Figures:
 
 def _both(one: Lag, other: Lag) -> Lag:
     """The lag in two queues. If one age is unknown, so is the larger of the two."""
-    messages = one.messages + other.messages
-    if one.seconds is None or other.seconds is None:
-        return Lag(messages, None)
-    return Lag(messages, max(one.seconds, other.seconds))
+    return Lag(
+        one.messages + other.messages,
+        _larger(one.seconds, other.seconds),
+        _larger(one.backlog_seconds, other.backlog_seconds),
+    )
+
+
+def _larger(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else max(one, other)
 
 
 @cache

@@ -42,9 +42,10 @@ RECORD_OVERHEAD_BYTES = 128
 """Approximate memory of a record beside its body and properties."""
 
 WAITED_FOR = 10
-"""Without `durable`, writes continue during a sync, except for one of so many. Only a record that is written while all
-before it is synced carries the mark by which recovery tells damage from a torn end (`commit_log`). Large: after a
-crash, damage in the records of more seconds is taken for a torn end. Small: more sends wait for a sync."""
+"""Without `durable`, writes continue during a sync. Behind one of so many, a second one follows that writes wait for:
+only a record that is written while all before it is synced carries the mark by which recovery tells damage from a torn
+end (`commit_log`). Large: after a crash, damage in the records of more seconds is taken for a torn end. Small: more
+sends wait for a sync."""
 
 Done = Callable[[StorageError | None], None]
 """Called with None when the group is on disk, or with the error that prevented it."""
@@ -95,8 +96,7 @@ class GroupCommit:
     ) -> None:
         """`store_host` is the broker's address in every record: RocketMQ's clients find a message by it.
 
-        The answers to the senders of a group are one step of the `outbox`, those to the pulls that waited for its
-        messages are another.
+        The answers to the senders of a group are written before those to the pulls that waited for its messages.
         `on_arrivals` is called with what can be read from now on, after the senders are answered.
         `on_undone` is called with the records of an undone group, before their senders are answered.
         """
@@ -258,7 +258,13 @@ class GroupCommit:
 
     def _write_group(self, pending: Pending, waiting: list[tuple[Done, int]]) -> None:
         if not self._options.durable and self._may_write_here(pending):
-            self._flushed(pending, waiting, self._write_here(pending))
+            # A copy into the page cache is cheaper than a change of thread.
+            problem: StorageError | None = None
+            try:
+                self._write(pending)
+            except StorageError as error:
+                problem = error
+            self._flushed(pending, waiting, problem)
             return
 
         def flushed(_: object, error: StorageError | None) -> None:
@@ -281,14 +287,6 @@ class GroupCommit:
         """
         return self._thread.in_progress == self._shared_syncs and self._appender.extends_newest(pending)
 
-    def _write_here(self, pending: Pending) -> StorageError | None:
-        """Write on the loop, without `durable`: a copy into the page cache is cheaper than a change of thread."""
-        try:
-            self._write(pending)
-        except StorageError as error:
-            return error
-        return None
-
     def _flushed(self, pending: Pending, waiting: list[tuple[Done, int]], error: StorageError | None) -> None:
         began, self._flushing_since, self._flushing = self._flushing_since, None, False
         if isinstance(error, (DiskFull, NoDescriptors)) and self.failure is None:
@@ -306,14 +304,12 @@ class GroupCommit:
         # The failure may also be an earlier one, such as that of saving the topic's row.
         error = self.failure
         with self._outbox:
-            for done, size in waiting:
-                self.pending_bytes -= size
-                self._call(done, error)
-        with self._outbox:  # written when the next group is on its way to the disk
+            self._answer(waiting, error)
+            self._outbox.write()
             if arrivals:
                 self._on_arrivals(arrivals)
             if self._waiting:
-                self._commit_group()
+                self._commit_group()  # on its way to the disk before what the pulls are answered is written
             elif self._idle is not None:
                 self._idle.set()
 
@@ -325,9 +321,7 @@ class GroupCommit:
         self._on_undone(self._store.undo(pending))
         self._rows.cut_dropped(self._store.log_end)
         self.pause(error)
-        for done, size in waiting:
-            self.pending_bytes -= size
-            self._call(done, error)
+        self._answer(waiting, error)
         if self._idle is not None:
             self._idle.set()
 
@@ -351,11 +345,16 @@ class GroupCommit:
     def sync(self, done: Done) -> None:
         """Let the log thread sync what was written, then call `done`.
 
-        Without `durable`, the event loop continues writing during nine of ten syncs (`WAITED_FOR`).
+        Without `durable`, the event loop continues writing meanwhile. Every so often (`WAITED_FOR`) a second sync
+        follows that writes wait for. It is short: the first one has taken everything else to the disk.
         """
         self._syncs += 1
-        shared = int(self._syncs % WAITED_FOR != 0)
+        if self._options.durable or self._syncs % WAITED_FOR:
+            self._sync(done, shared=1)
+        else:
+            self._sync(lambda error: self._sync(done, shared=0) if error is None else done(error), shared=1)
 
+    def _sync(self, done: Done, shared: int) -> None:
         def synced(_: object, error: StorageError | None) -> None:
             self._shared_syncs -= shared
             if error is not None:
@@ -372,9 +371,11 @@ class GroupCommit:
             await self._idle.wait()
             self._idle = None
 
-    def _call(self, done: Done, error: StorageError | None) -> None:
-        """A callback that fails must not keep the others from being called."""
-        try:
-            done(error)
-        except Exception as fault:  # noqa: BLE001 - it is logged
-            self._faults.write("an answer could not be sent", fault)
+    def _answer(self, waiting: Sequence[tuple[Done, int]], error: StorageError | None) -> None:
+        """Call all of them. One that fails does not keep the others from being called."""
+        for done, size in waiting:
+            self.pending_bytes -= size
+            try:
+                done(error)
+            except Exception as fault:  # noqa: BLE001 - it is logged
+                self._faults.write("an answer could not be sent", fault)

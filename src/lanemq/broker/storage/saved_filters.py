@@ -1,4 +1,4 @@
-"""The widest tag filters of groups in `state.db` (`core/brokering/filter_rows`)."""
+"""The widest tag filters of groups in `state.db` (`core/brokering/members/filter_rows`)."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -7,7 +7,7 @@ import msgspec
 
 from lanemq.broker.storage.disk_thread import DiskThread
 from lanemq.clock import Clock
-from lanemq.core.brokering.filter_rows import FilterRow, FilterRows
+from lanemq.core.brokering.members.filter_rows import FilterRow, FilterRows
 from lanemq.log.state.database import State
 from lanemq.model.errors import StorageError
 from lanemq.model.units import Millis

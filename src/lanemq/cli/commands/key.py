@@ -122,8 +122,12 @@ def _redrive(each: KeyProgress) -> list[str]:
     lane = each.parked
     if lane is None or lane.status is not LaneStatus.PARKED:
         return []
-    key = ["--keyless"] if lane.key is None else ["--", lane.key] if lane.key.startswith("-") else [lane.key]
-    words = shlex.join(["--group", lane.group, "--topic", lane.queue.topic, *_given_server(), *key])
+    where = ["--group", lane.group, "--topic", lane.queue.topic, *_given_server()]
+    if lane.key is None:
+        where = ["--keyless", *where]
+    else:  # a key that looks like an option comes last
+        where = [*where, "--", lane.key] if lane.key.startswith("-") else [lane.key, *where]
+    words = shlex.join(where)
     lines = [f"  when the cause is removed: lanemq parked redrive {words}"]
     if lane.attempts and Undecodable.__name__ in lane.reason:
         lines.append(

@@ -9,7 +9,6 @@ import contextlib
 import errno
 import functools
 import gc
-import ipaddress
 import logging
 import os
 import signal
@@ -30,10 +29,11 @@ from lanemq.broker.config import BrokerOptions
 from lanemq.cli.listening import BIND_ERRORS, UNKNOWN_HOST, cannot_listen, check_can_listen
 from lanemq.cli.options import CliError, duration
 from lanemq.cli.output import LogFormat, announce, log_audit_to, log_to_stderr
+from lanemq.cli.server.supervised_front import SupervisedFront
 from lanemq.cli.settings import PREFIX, SettingsCommand, config_option, origins_of
 from lanemq.model.errors import DiskFull, StorageError
 from lanemq.model.names import DEFAULT_BROKER_NAME
-from lanemq.net.address import parse_address
+from lanemq.net.address import is_loopback, parse_address
 from lanemq.net.descriptors import raise_soft_limit
 from lanemq.net.fast_loop import fast_loop
 from lanemq.net.freed_memory import keep_freed_memory
@@ -164,6 +164,11 @@ def _more_options(command: F) -> F:
     metavar="HOST:PORT|off",
     help="Address for health checks and metrics over HTTP. If the default is in use, the broker runs without them.",
 )
+@click.option(
+    "--grpc",
+    metavar="HOST:PORT",
+    help="Also serve RocketMQ 5's gRPC clients there, by a process of its own (lanemq grpc).",
+)
 @click.option("--history", type=click.Path(path_type=Path), help="Folder for a history of events, for lanemq check.")
 @click.option(
     "--audit",
@@ -194,6 +199,7 @@ def broker(
     log_level: str,
     log_format: str,
     audit: str | None,
+    grpc: str | None,
     **settings: Any,
 ) -> None:
     """Run a broker, which is its own name server, on one port.
@@ -218,11 +224,12 @@ def broker(
     for text in _warnings(options):
         announce(logging.WARNING, text if form is LogFormat.JSON else f"warning: {text}", form)
     check_start(options)
+    front = None if grpc is None else SupervisedFront(grpc, options)
     _make_folder(data)
     if audit != "off":
         log_audit_to(options.data / "audit.log" if audit is None else Path(audit))
     with asyncio.Runner(loop_factory=fast_loop()) as runner:
-        runner.run(serve(options, form))
+        runner.run(serve(options, form, front))
 
 
 def _options(*, listen: str, relaxed: bool, no_auto_create: bool, monitor: str, **settings: Any) -> BrokerOptions:
@@ -237,7 +244,7 @@ def _options(*, listen: str, relaxed: bool, no_auto_create: bool, monitor: str, 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
     """Raises an error if a broker refuses these values of its command line; looks at no file."""
-    others = (*TLS_OPTIONS, "log_format", "log_level", "audit")
+    others = (*TLS_OPTIONS, "log_format", "log_level", "audit", "grpc")
     _options(**{name: value for name, value in settings.items() if name not in others})
     _tls(*(settings[name] for name in TLS_OPTIONS))
 
@@ -273,7 +280,7 @@ def _warnings(options: BrokerOptions) -> Iterator[str]:
         )
         if wrong
     ]
-    if unprotected and not _is_loopback(options.listen.host):
+    if unprotected and not is_loopback(options.listen.host):
         yield (
             f"{options.listen} can be reached from other machines, and {' and '.join(unprotected)}: "
             f"keep it behind a firewall, or use --listen 127.0.0.1:{options.listen.port}"
@@ -286,8 +293,8 @@ def _warnings(options: BrokerOptions) -> Iterator[str]:
         yield problem
 
 
-async def serve(options: BrokerOptions, form: LogFormat) -> None:
-    """Runs the broker until SIGTERM or SIGINT; a second signal ends the process at once."""
+async def serve(options: BrokerOptions, form: LogFormat, front: SupervisedFront | None = None) -> None:
+    """Runs the broker until SIGTERM or SIGINT; a second signal ends the process at once. The front ends before it."""
     running = Broker(options)
     raise_soft_limit()
     sys.setswitchinterval(SWITCH_SECONDS)
@@ -300,7 +307,10 @@ async def serve(options: BrokerOptions, form: LogFormat) -> None:
             safety = "durable" if options.durable else "relaxed"
             first = f"LaneMQ {version('lanemq')} on {running.address}, {safety}, data in {options.data}"
             announce(logging.INFO, f"{first}, {_monitor_text(running, options)}", form)
-            await stop.wait()
+            if front is None:
+                await stop.wait()
+            else:
+                await front.run(str(running.address), stop)
         await running.stop()
 
 
@@ -386,13 +396,6 @@ def _start_failed(error: OSError, options: BrokerOptions) -> CliError:
 
 def _disk_full(options: BrokerOptions) -> CliError:
     return CliError(f"the disk of {options.data} is full: free some space, then start again; nothing is damaged")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _on_signal(stop: asyncio.Event) -> None:

@@ -1,4 +1,4 @@
-"""`lanemq up`: a broker and its console, each in a process of its own, until SIGTERM or Ctrl-C.
+"""`lanemq up`: a broker, its console and a front for gRPC clients, each in a process of its own, until a signal.
 
 If one part ends, the others are stopped, and the command reports it. If the command is killed, its parts end too.
 """
@@ -14,10 +14,12 @@ import time
 import webbrowser
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from lanemq.cli.listening import check_can_listen
 from lanemq.cli.options import CliError
@@ -123,6 +125,10 @@ def _wait(process: subprocess.Popen[bytes]) -> None:
     "--monitor", metavar="HOST:PORT|off",
     help="Address of the broker's health checks and metrics. Without it, 127.0.0.1:9880, or none if that is in use.",
 )  # fmt: skip
+@click.option(
+    "--grpc", "grpc_at", default="127.0.0.1:8081", show_default=True, metavar="HOST:PORT|off",
+    help="Address for RocketMQ 5's gRPC clients; left out if grpcio is not installed, or the default is in use.",
+)  # fmt: skip
 @console_options
 @click.option("--demo", is_flag=True, help="Add sample traffic: orders, a failing key, a slow consumer.")
 def up(
@@ -130,6 +136,7 @@ def up(
     listen: str,
     console_at: str,
     monitor: str | None,
+    grpc_at: str,
     open_page: bool,
     demo: bool,
     history: Path | None,
@@ -144,6 +151,7 @@ def up(
     check_console_packages()
     check_can_listen(parse_address(listen))
     check_can_listen(parse_address(console_at), "--console")
+    front = _front_options(grpc_at)
     data.mkdir(parents=True, exist_ok=True)
     parts = UpParts(data)
     if demo and history is None:
@@ -152,7 +160,15 @@ def up(
         try:
             chosen = [f"--{name}={value}" for name, value in (("history", history), ("monitor", monitor)) if value]
             parts.start(
-                "broker", "lanemq.cli.main", "broker", "--data", str(data / "broker"), "--listen", listen, *chosen
+                "broker",
+                "lanemq.cli.main",
+                "broker",
+                "--data",
+                str(data / "broker"),
+                "--listen",
+                listen,
+                *chosen,
+                *front,
             )
             server = parts.address("broker")
             if demo and history is not None:
@@ -160,7 +176,7 @@ def up(
             settings = as_arguments(history=history, **console)
             parts.start("console", "lanemq.cli.main", "console", "--server", server, "--listen", console_at, *settings)
             url = parts.address("console")
-            announce(parts, url, server)
+            announce(parts, url, server, grpc_at if front else None)
             if open_page:
                 webbrowser.open(url)
             while not stop.wait(0.2):
@@ -175,10 +191,26 @@ def _start_demo(parts: UpParts, server: str, history: Path) -> None:
         parts.start(name, "lanemq.testing.demo.traffic", "consume", server, str(history), group, name)
 
 
-def announce(parts: UpParts, url: str, server: str) -> None:
+def _front_options(listen: str) -> list[str]:
+    """The broker's options for a front. Nobody asked for the default: it may be missing."""
+    chosen = click.get_current_context().get_parameter_source("grpc_at") is not ParameterSource.DEFAULT
+    if listen == "off":
+        return []
+    try:
+        check_can_listen(parse_address(listen), "--grpc")
+    except CliError:
+        if chosen:
+            raise
+        return []
+    return [f"--grpc={listen}"] if chosen or find_spec("grpc") is not None else []
+
+
+def announce(parts: UpParts, url: str, server: str, grpc_at: str | None = None) -> None:
     token = re.search(r"^token for changes: (\S+)", parts.log("console").read_text(), re.MULTILINE)
     click.echo(f"console  {url}")
     click.echo(f"broker   {server}")
+    if grpc_at is not None:
+        click.echo(f"gRPC     {grpc_at}")
     click.echo(f"metrics  {_metrics(parts.log('broker').read_text(errors='replace'))}")
     if token:
         click.echo(f"token    {token[1]}  (to sign in, before you change anything)")

@@ -314,12 +314,24 @@ class Admin(AdminClient):
         """
         check_queue(queue)
         check_whole("offset", offset)
-        update = UpdateOffsetHeader.of(check_group(group), queue, offset)
+        self._store_offset(queue, UpdateOffsetHeader.of(check_group(group), queue, offset))
+
+    def report(self, group: str, queue: MessageQueue, offset: int) -> None:
+        """Stores how far a program has read that is no member of the group, such as a query, to show its lag.
+
+        A LaneMQ broker raises `GroupConflict` for a group that consumers use, and for consumers that join this one.
+        """
+        check_queue(queue)
+        check_whole("offset", offset)
+        header = UpdateOffsetHeader.of(check_group(group), queue, offset)
+        self._store_offset(queue, msgspec.structs.replace(header, lane_report=True))
+
+    def _store_offset(self, queue: MessageQueue, update: UpdateOffsetHeader) -> None:
         master = self._master(queue)
         try:
             self._calls.ask(master, RequestCode.UPDATE_CONSUMER_OFFSET, update)
         except GroupNotFound:
-            body = SubscriptionGroupConfig(group_name=group).encode()
+            body = SubscriptionGroupConfig(group_name=update.consumer_group).encode()
             self._calls.ask(master, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)
             self._calls.ask(master, RequestCode.UPDATE_CONSUMER_OFFSET, update)
 

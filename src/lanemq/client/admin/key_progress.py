@@ -420,7 +420,8 @@ def _blocked_by(lane: LaneStateView, pending: tuple[int, ...]) -> str:
 
 def _running(lane: LaneStateView) -> str:
     time = _span(lane.running_for)
-    return f"its handler: running for {time} from offset {lane.head} on{_failures(lane)}"
+    where = f" at {lane.client}" if lane.client else ""
+    return f"its handler{where}: running for {time} from offset {lane.head} on{_failures(lane)}"
 
 
 def _held(lane: LaneStateView) -> str:

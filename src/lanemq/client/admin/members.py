@@ -30,8 +30,15 @@ from lanemq.net.security import Security
 from lanemq.wire.admin_headers import RunningInfoHeader
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
-from lanemq.wire.lane_bodies import UNKNOWN, HeldLanesBody, LaneStateAnswer, LaneStateBody
-from lanemq.wire.lane_fields import LANE_HELD, LANE_STATE
+from lanemq.wire.lane_bodies import (
+    UNKNOWN,
+    FrontClientBody,
+    FrontClientsBody,
+    HeldLanesBody,
+    LaneStateAnswer,
+    LaneStateBody,
+)
+from lanemq.wire.lane_fields import LANE_CLIENTS, LANE_HELD, LANE_STATE
 from lanemq.wire.stats_bodies import ConsumerConnection, ConsumerRunningInfo
 
 TIMEOUT = 0.5
@@ -62,6 +69,8 @@ class MemberReport:
     """Lanes that wait in it after a failure; None if it is not a LaneMQ client, or did not answer."""
     why: str = ""
     """Why there is no answer; empty if there is one."""
+    clients: tuple[FrontClientBody, ...] = ()
+    """Its own clients, if it is a front."""
 
 
 Who: TypeAlias = tuple[str, str]
@@ -195,7 +204,9 @@ class MemberQuestions:
         if LANE_HELD not in reply.properties:
             return MemberReport(owned)
         try:
-            return MemberReport(owned, HeldLanesBody.decode(reply.properties[LANE_HELD].encode()))
+            clients = FrontClientsBody.decode(reply.properties.get(LANE_CLIENTS, "{}").encode()).clients
+            held = HeldLanesBody.decode(reply.properties[LANE_HELD].encode())
+            return MemberReport(owned, held, clients=tuple(clients))
         except ProtocolError as error:
             return MemberReport(owned, why=f"answered what cannot be read: {error}")
 
@@ -293,6 +304,7 @@ def lane_view(answer: LaneStateAnswer) -> LaneStateView:
         committable=QueueOffset(answer.committable),
         next_offset=QueueOffset(answer.next_offset),
         lease=_span(answer.lease),
+        client=answer.client,
     )
 
 

@@ -26,6 +26,9 @@ class QueueBacklog:
     """Time left of the owner's lease; None if the queue has no owner."""
     age_unknown: bool = False
     """Whether the broker could not read the oldest unfinished message, because it rebuilds its index."""
+    backlog_ms: int | None = None
+    """How late the queue is without keys that are held: the age of the message from which on as many are stored as are
+    not finished. None if `lag_ms` is the same, or if it is not known."""
 
     @property
     def worth_showing(self) -> bool:
@@ -68,7 +71,22 @@ def progress_at(
     time = stored.get((at.queue, at.offset), NO_MESSAGE)
     if time is None:
         return QueueBacklog(at, None, lease_ms, age_unknown=True)
-    return QueueBacklog(at, None if time == NO_MESSAGE else max(0, wall - time), lease_ms)
+    backlog = stored.get(backlog_start(at))
+    return QueueBacklog(
+        at,
+        _age(time, wall),
+        lease_ms,
+        backlog_ms=None if backlog is None else _age(backlog, wall),
+    )
+
+
+def _age(stored: int, wall: Millis) -> int | None:
+    return None if stored == NO_MESSAGE else max(0, wall - stored)
+
+
+def backlog_start(at: GroupQueue) -> QueuePosition:
+    """From where on as many messages are stored as the group has not finished."""
+    return at.queue, at.end - at.lag
 
 
 NO_MESSAGE = -1

@@ -212,6 +212,8 @@ class LaneStateView:
     """Offset from which nothing has been fetched yet."""
     lease: float | None = None
     """Remaining lease time as the member sees it."""
+    client: str = ""
+    """Who runs it, if its owner is a front that has handed it to a client of its own."""
 
 
 @dataclass(frozen=True, slots=True)

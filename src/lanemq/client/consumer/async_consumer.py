@@ -57,7 +57,7 @@ class AsyncConsumer:
         """Starts consuming; returns after the first rebalance round, or raises the error that prevented it."""
         if self._running is not None:
             raise Closed.started_before("consumer")
-        self._engine = engine = ConsumerEngine(self.options, self._subscriptions, self._scheduler)
+        self._engine = engine = ConsumerEngine(self.options, self._subscriptions, lambda *_: self._scheduler)
         self._running = asyncio.create_task(engine.run())
         await until_started(engine, self._running)
         if self._running.done():

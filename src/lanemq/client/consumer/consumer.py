@@ -55,7 +55,7 @@ class Consumer:
         subscriptions = subscriptions_for(topics, tags, on_fail)
         self._scheduler = make_scheduler(subscriptions[0], self.options.clock)
         self._undecided = Undecided(self._scheduler, group, self.options.history, self.options.clock)
-        self._thread = EngineThread(self.options, without_resources(subscriptions), self._scheduler)
+        self._thread = EngineThread(self.options, without_resources(subscriptions), lambda *_: self._scheduler)
         self._term: object | None = None
         self._ending = False
 

@@ -29,9 +29,14 @@ from lanemq.client.consumer.queues.rebalance import QueueKeepers, Rebalancer, Re
 from lanemq.client.consumer.signals import TERMINATION
 from lanemq.client.consumer.turns.counting import ConsumerCounts
 from lanemq.client.consumer.turns.history import group_in_history, recorded
-from lanemq.client.consumer.turns.scheduler import Scheduler
 from lanemq.client.consumer.turns.send_back import DeadLetterSender
-from lanemq.client.consumer.turns.subscription import ActiveSubscription, Subscription, retry_subscription
+from lanemq.client.consumer.turns.subscription import (
+    ActiveSubscription,
+    MakeScheduler,
+    Subscription,
+    make_scheduler,
+    retry_subscription,
+)
 from lanemq.client.consumer.turns.workers import (
     SERVING,
     OverdueRuns,
@@ -55,14 +60,15 @@ log = ClientLog(__name__)
 class ConsumerEngine:
     """One member of one group. Made and run on its event loop, once.
 
-    `shared` is one scheduler for all topics, for consumers whose user takes the messages (iterators).
+    `make` makes the scheduler of a topic. Consumers whose user takes the messages give their own: iterators the same
+    one for all topics.
     """
 
     def __init__(
         self,
         options: ConsumerOptions,
         subscriptions: Sequence[Subscription],
-        shared: Scheduler | None = None,
+        make: MakeScheduler = make_scheduler,
         connect: Connect = connect,
     ) -> None:
         self.options = options
@@ -85,7 +91,7 @@ class ConsumerEngine:
         self.counts = ConsumerCounts()
         by_topic = {each.topic: each for each in self._with_retries(subscriptions)}
         self.subscriptions = {
-            topic: ActiveSubscription(each, options.clock, shared) for topic, each in by_topic.items()
+            topic: ActiveSubscription(each, make(each, options.clock)) for topic, each in by_topic.items()
         }
         link = connect(options, self.client_id, by_topic, self._request_received, self._connection_lost)
         self._pool, self._routes, calls, self.heartbeat = link
@@ -334,11 +340,11 @@ def without_resources(subscriptions: Sequence[Subscription]) -> Prepare:
 class EngineThread:
     """Runs a consumer's event loop on a thread of its own, for programs without a loop. Starts and stops once."""
 
-    def __init__(self, options: ConsumerOptions, prepare: Prepare, shared: Scheduler | None = None) -> None:
+    def __init__(self, options: ConsumerOptions, prepare: Prepare, make: MakeScheduler = make_scheduler) -> None:
         """`prepare` is entered on the thread's event loop, around everything else."""
         self._options = options
         self._prepare = prepare
-        self._shared = shared
+        self._make = make
         self._ready = threading.Event()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -440,7 +446,7 @@ class EngineThread:
         # Handlers wait for calls in these threads, which do not inherit `SERVING`: a stop there must not wait for them.
         self._loop.set_default_executor(ThreadPoolExecutor(initializer=SERVING.set, initargs=(self,)))
         async with self._prepare() as subscriptions:
-            self._engine = engine = ConsumerEngine(self._options, subscriptions, self._shared)
+            self._engine = engine = ConsumerEngine(self._options, subscriptions, self._make)
             if self._finishing:  # the signal came before the engine existed
                 engine.stop()
             running = asyncio.create_task(engine.run())

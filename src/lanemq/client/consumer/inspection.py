@@ -29,7 +29,7 @@ from lanemq.wire.bodies import ConsumeDirectlyResult
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command, response_to
 from lanemq.wire.lane_bodies import UNKNOWN, HeldLaneBody, HeldLanesBody, LaneStateAnswer, LaneStateBody
-from lanemq.wire.lane_fields import LANE_HELD, LANE_STATE
+from lanemq.wire.lane_fields import LANE_CLIENTS, LANE_HELD, LANE_STATE
 from lanemq.wire.record import RecordView
 from lanemq.wire.stats_bodies import (
     ConsumerRunningInfo,
@@ -189,6 +189,9 @@ def _running_info(member: Member, request: Command) -> ConsumerRunningInfo:
     info = running_info(member)
     if LANE_HELD in request.ext:
         info.properties[LANE_HELD] = held_lanes(member).encode().decode()
+    clients = next((active.scheduler.clients() for active in member.subscriptions.values()), None)
+    if clients is not None and LANE_HELD in request.ext:
+        info.properties[LANE_CLIENTS] = clients.encode().decode()
     if LANE_STATE in request.ext:
         info.properties[LANE_STATE] = lane_state(member, request.body).encode().decode()
     return info
@@ -245,7 +248,9 @@ def lane_state(member: Member, body: bytes) -> LaneStateAnswer:
     if assigned is None or view is None:
         raise LaneError(f"{queue} is not assigned to {member.client_id}")
     until = assigned.usable_until
-    return _lane_answer(view, now, UNKNOWN if until == NO_LEASE_NEEDED else max(0, until - now))
+    answer = _lane_answer(view, now, UNKNOWN if until == NO_LEASE_NEEDED else max(0, until - now))
+    answer.client = assigned.scheduler.client_of(queue, asked.key)
+    return answer
 
 
 def held_lanes(member: Member) -> HeldLanesBody:

@@ -116,7 +116,7 @@ class ProducerBase(ABC, Generic[L]):
         self._chooser = QueueChooser(lambda topic: self._routes.missing(topic))
         builder = RequestBuilder(self._options.group, self._client_id, new_producer_id())
         self._engine = SendEngine(self._options, builder, self._clock)
-        self._inbox = SendInbox(self._options, self._engine, self._packer, new_future, self._empty_inbox)
+        self._inbox = SendInbox(self._options, self._engine, self._packer, new_future, self._move_left)
         self._take = self._inbox.take
         self._links: dict[str, L] = {}
         self._unanswered = self._in_line = 0
@@ -254,6 +254,10 @@ class ProducerBase(ABC, Generic[L]):
         """The same for a chunk of `send_many`: all of it, or none if one of its messages may not be sent."""
         self._engine.check(by_queue)
         return self._hand_over(route, by_queue)
+
+    def _move_left(self) -> None:
+        """A message was left in the inbox for which perhaps no reply will come."""
+        self._empty_inbox()
 
     def _move(self, others: Mapping[Sender, Sequence[PendingMessage]] = NOTHING_ELSE) -> Actions:
         """Empties the inbox into the senders, and gives them these messages behind it. A step of `_change`."""

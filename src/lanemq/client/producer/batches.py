@@ -127,6 +127,9 @@ class MessageArguments(TypedDict, total=False):
 class SendArguments(MessageArguments, total=False):
     """The optional arguments of `send`, `submit` and `send_oneway`, besides `key`."""
 
+    message_id: str | None
+    """The id of a message that has one already, because a program passes it on. Brokers do not compare ids."""
+
     delay_level: int
     """1 to 18 delays delivery by 1 s to 2 h, as RocketMQ's levels do; 0 does not."""
     selector: Selector | None
@@ -152,17 +155,22 @@ class Extras(msgspec.Struct, frozen=True):
     keys: Sequence[str] | str = ()
     properties: Mapping[str, str] | None = None
     delay_level: int = 0
+    message_id: str | None = None
 
 
 NO_EXTRAS = Extras()
 
 
 def extras_of(
-    tag: str | None, keys: Sequence[str] | str, properties: Mapping[str, str] | None, delay_level: int
+    tag: str | None,
+    keys: Sequence[str] | str,
+    properties: Mapping[str, str] | None,
+    delay_level: int,
+    message_id: str | None = None,
 ) -> Extras:
-    if tag is None and not keys and not properties and not delay_level:
+    if tag is None and not keys and not properties and not delay_level and message_id is None:
         return NO_EXTRAS
-    return Extras(tag, keys, properties, delay_level)
+    return Extras(tag, keys, properties, delay_level, message_id)
 
 
 def split_arguments(
@@ -173,12 +181,13 @@ def split_arguments(
     selector: Selector | None = None,
     arg: object = None,
     queue: int | MessageQueue | None = None,
+    message_id: str | None = None,
 ) -> tuple[Extras, QueueChoice | None]:
     """The arguments of a send call: those of the message, and those that choose its queue."""
     if selector is not None:
         check_callable("selector", selector)
     choice = None if selector is None and queue is None else QueueChoice(selector, arg, queue)
-    return extras_of(tag, keys, properties, delay_level), choice
+    return extras_of(tag, keys, properties, delay_level, message_id), choice
 
 
 def _checked(arguments: SendArguments) -> tuple[Extras, QueueChoice | None]:
@@ -254,7 +263,7 @@ class Packer:
     ) -> tuple[PendingMessage, QueueChoice | None]:
         """The message of a call that sends one (it may be compressed or delayed), and how the call chose a queue."""
         extras, choice = _checked(arguments) if arguments else _NO_ARGUMENTS
-        body, message_id, text = self._encode(value), self.next_id(), text_of(key)
+        body, message_id, text = self._encode(value), _id_of(extras) or self.next_id(), text_of(key)
         properties = properties_text(text, message_id, extras)
         size, sys_flag = len(body) + len(properties) + MESSAGE_OVERHEAD, 0
         if len(body) >= self._compress_above:
@@ -415,6 +424,13 @@ def properties_text(key: str | None, message_id: str, extras: Extras = NO_EXTRAS
     text = append_properties(text, _extra_properties(extras))
     check_properties_size(text, STAMP_BYTES)
     return text
+
+
+def _id_of(extras: Extras) -> str | None:
+    """The id that the message has already."""
+    if extras.message_id is not None:
+        _check_texts("message_id", (extras.message_id,))
+    return extras.message_id
 
 
 def _extra_properties(extras: Extras) -> dict[str, str]:

@@ -9,12 +9,13 @@ everything to the senders, in one `SendEngine.accept`; on an event loop, so does
 With many queues, each reply would find a message or two for each of them, and a request costs far more than a message.
 So while the broker has many requests to answer, a reply leaves the messages where they are (`is_due`).
 
-A finalizer or a signal handler may send while its own thread is inside the producer, and so cannot take the lock. Such
-a message waits here, too (`leave`), behind all others; until it is moved, the inbox is closed.
+A message whose thread finds the lock taken waits here, too (`leave`): by another thread, or by its own, because a
+finalizer or a signal handler sends it in the middle of the producer's work. Whoever has the lock moves it.
 
 Invariants: there is one line for all topics, and whoever brings other messages moves the line first, so no message
 overtakes another. The inbox is open only while a reply is expected that will empty it, and while the buffer has room
-for a full inbox: no message is left behind, and the buffer never overflows.
+for a full inbox: no message is left behind, and the buffer never overflows. A thread that leaves a message sets
+`must_move` and then tries the lock; a thread that releases the lock looks at `must_move` afterwards.
 """
 
 from collections import deque
@@ -64,6 +65,9 @@ KNOWN_KEYS, KNOWN_TOPICS = 16_384, 256
 class SendInbox:
     """The inbox of one producer. All methods but `take` and `leave` are called under the engine's lock."""
 
+    must_move = False
+    """Messages are in line for which perhaps no reply will come."""
+
     def __init__(
         self,
         options: ProducerOptions,
@@ -83,24 +87,26 @@ class SendInbox:
         """Bytes in the buffer at which calls that send one message wait. Above it the inbox is closed, and every
         message would need the lock; so the last part of a large buffer is left to the inbox."""
         self.take = self._intake.take
-        # Messages that came while the lock could not be taken.
-        self._late: deque[tuple[Sender, PendingMessage]] = deque()
         # What `move` hands to the engine, until the engine has it.
         self._moving: dict[Sender, Sequence[PendingMessage]] = {}
         # Requests to answer at which a reply empties the inbox, and when it was emptied last.
         self._few, self._moved_at = FEW_REQUESTS, 0
 
     def __len__(self) -> int:
-        return len(self._intake) + len(self._late)
+        return len(self._intake)
+
+    @property
+    def bytes(self) -> int:
+        """Of the messages in line. Not exact if threads meet here."""
+        return self._intake.bytes
 
     def leave(self, sender: Sender, message: PendingMessage) -> None:
-        """Puts any message in line, without the lock; the caller has it moved soon."""
-        self._late.append((sender, message))
-        self._intake.open = False
+        """Puts any message in line, without the lock; the caller sees to it that it is moved."""
+        self._intake.put(sender, message)
 
     def adjust(self, awaits_reply: bool, buffered_bytes: int) -> None:
         """Opens the inbox if a reply is certain to come and the buffer has room for a full inbox, else closes it."""
-        self._intake.open = awaits_reply and buffered_bytes <= self._free and not self._late
+        self._intake.open = awaits_reply and buffered_bytes <= self._free
 
     def learn(self, route: TopicRoute) -> None:
         """Lets later messages of this topic in, unless it does not exist yet, has no queue, or keys would move.
@@ -137,11 +143,8 @@ class SendInbox:
 
     def move(self, others: Mapping[Sender, Sequence[PendingMessage]], now: int) -> Actions:
         """Hands everything in line to the engine, and these messages behind it."""
+        self.must_move = False
         moving = self._moving = self._intake.take_out()
-        for _ in range(len(self._late)):
-            sender, message = self._late[0]
-            moving[sender] = [*moving.get(sender, ()), message]
-            self._late.popleft()
         for sender, messages in others.items():
             moving[sender] = [*moving[sender], *messages] if sender in moving else messages
         actions = self._engine.accept(moving)
@@ -151,11 +154,9 @@ class SendInbox:
 
     def left_over(self, in_senders: Container[int] = ()) -> list[NotStored]:
         """Messages whose move was interrupted, except those that a sender has, given by `id`; and those in line."""
-        moving, late = self._moving, [message for _, message in self._late]
-        self._moving = {}
-        self._late.clear()
+        moving, self._moving = self._moving, {}
         taken = [each for line in (moving, self._intake.take_out()) for messages in line.values() for each in messages]
-        left = [*{id(each): each for each in (*taken, *late) if id(each) not in in_senders}.values()]
+        left = [*{id(each): each for each in taken if id(each) not in in_senders}.values()]
         error = Closed("the producer was interrupted before it sent the message, and closed: it is not stored")
         return [NotStored(left, error)] if left else []
 
@@ -179,8 +180,8 @@ class Intake:
         self._encode, self._next_id, self._new_future, self._empty = encode, next_id, new_future, empty
         self._max_body, self._passes_bytes = max_body, passes_bytes
         self._line: deque[tuple[Sender, PendingMessage]] = deque()
-        # Not exact if threads meet here; it begins anew whenever the line is taken out.
-        self._bytes = 0
+        self.bytes = 0
+        """Of the line. Not exact if threads meet here; it begins anew whenever the line is taken out."""
 
     def take(self, topic: str, key: Key, value: object, waiter: Any = None) -> Any:
         """The waiter of a message that is in the line now, a new future if none is given; None if it cannot use the
@@ -188,7 +189,7 @@ class Intake:
         if type(key) is not str:
             key = key_text(key)
         senders = self.topics.get(topic) if type(topic) is str else None
-        if senders is None or not self.open or len(self._line) >= self.max_messages or self._bytes > self.max_bytes:
+        if senders is None or not self.open or len(self._line) >= self.max_messages or self.bytes > self.max_bytes:
             return None
         sender = senders.get(key) or senders.find(key)
         body = value if self._passes_bytes and type(value) is bytes else self._encode(value)
@@ -199,11 +200,15 @@ class Intake:
         message_id = self._next_id()
         text = properties_text(key, message_id)
         size = len(body) + len(text) + MESSAGE_OVERHEAD
-        self._line.append((sender, PendingMessage(body, text, message_id, key, 0, False, False, waiter, 0, size)))
-        self._bytes += size
+        self.put(sender, PendingMessage(body, text, message_id, key, 0, False, False, waiter, 0, size))
         if not self.open:
             self._empty()  # it was closed in between, so perhaps no other thread will empty it
         return waiter
+
+    def put(self, sender: Sender, message: PendingMessage) -> None:
+        """Puts any message in line."""
+        self._line.append((sender, message))
+        self.bytes += message.size
 
     def __len__(self) -> int:
         return len(self._line)
@@ -211,7 +216,7 @@ class Intake:
     def take_out(self) -> dict[Sender, Sequence[PendingMessage]]:
         """Everything in the line, by sender and in order. For one thread at a time."""
         by_sender: dict[Sender, Any] = {}
-        self._bytes = 0
+        self.bytes = 0
         for _ in range(len(self._line)):
             sender, message = self._line.popleft()
             by_sender.setdefault(sender, []).append(message)

@@ -7,8 +7,10 @@ heartbeats and new connections; it never writes to a socket, so that a stalled b
 One lock guards the engine (`_locked`); it is never held while writing or waiting. The log's thread writes what the
 producer has to say, because a handler of the log may wait for the producer (`background_log`).
 
-A finalizer or a signal handler runs in the middle of whatever its thread does, perhaps with the lock held. Its messages
-are left in the inbox, and a call that would wait is refused (`_interrupts_us`).
+A finalizer or a signal handler runs in the middle of whatever its thread does, perhaps with the lock held, and may wait
+there for a lock of the program, such as a log handler's. So no message waits for the producer's lock: if a thread has
+it, this one or another, the message is left in the inbox, and the thread that releases the lock moves it. A call that
+would wait for its own thread is refused (`_interrupts_us`).
 """
 
 import itertools
@@ -301,16 +303,36 @@ class Producer(ProducerBase[DuplexConnection]):
         message, choice = self._packer.one(value, key, arguments, waiter, sender_waits=sender_waits)
         queue = self._choose(route, message, value, key, choice)
         if self._interrupts_us():
-            self._inbox.leave(self._engine.sender_for(queue, route), message)
-            self._wake_maintenance()
+            self._leave(route, queue, message)
             return
         free = max(0, self._inbox.full_at - message.size)
-        self._change_with_room(free, seconds, lambda: self._hand_over(route, {queue: (message,)}))
+
+        def take() -> bool:
+            if self._change(lambda: self._hand_over(route, {queue: (message,)}), free, waits=False):
+                return True
+            return self._has_room(free) and self._leave(route, queue, message)
+
+        self._with_room(free, seconds, take)
 
     def _accept_chunk(self, topic: str, chunk: list[PendingMessage]) -> None:
         route, seconds = self._route(topic)
         by_queue, free = self._chooser.sort_out(route, chunk), max(0, self._options.buffer_bytes - total_size(chunk))
-        self._change_with_room(free, seconds, lambda: self._hand_over_all(route, by_queue))
+        self._with_room(free, seconds, lambda: self._change(lambda: self._hand_over_all(route, by_queue), free))
+
+    def _leave(self, route: TopicRoute, queue: MessageQueue, message: PendingMessage) -> bool:
+        """Leaves a message to the thread that has the lock, which may be this one."""
+        if self._closing:
+            raise closed()
+        self._inbox.leave(self._engine.sender_for(queue, route), message)
+        self._move_left()
+        return True
+
+    def _move_left(self) -> None:
+        self._inbox.must_move = True
+        if self._interrupts_us():
+            self._wake_maintenance()
+        else:
+            self._change(self._move, waits=False)
 
     def _gather_ms(self) -> int:
         """How long `send_many` may pack messages for many queues: longer while the broker has something to do."""
@@ -350,22 +372,23 @@ class Producer(ProducerBase[DuplexConnection]):
                 raise closed()
         raise no_route(topic, seconds, last)
 
-    def _change_with_room(self, free: int, seconds: float, step: Callable[[], Actions]) -> None:
-        """Changes the engine when no more than `free` bytes are in the buffer: waits for that, at most `seconds`.
+    def _with_room(self, free: int, seconds: float, take: Callable[[], bool]) -> None:
+        """Takes messages when no more than `free` bytes are in the buffer: waits for that, at most `seconds`.
 
         A callback does not wait, because it runs on the thread that makes room. A message larger than the whole buffer
         is accepted when the buffer is empty.
         """
-        if self._change(step, free):
+        if take():
             return
         until = _REAL_CLOCK.now() + to_millis(seconds)
         while self._changed.wait_until(lambda: self._has_room(free), (until - _REAL_CLOCK.now()) / 1000):
-            if self._change(step, free):
+            if take():
                 return
         raise buffer_full(self._options.buffer_bytes, self._options.timeout)
 
     def _has_room(self, free: int) -> bool:
-        return self._engine.unsettled.bytes <= free or self._closing or self._guard.in_callback
+        in_buffer = self._engine.unsettled.bytes + self._inbox.bytes
+        return in_buffer <= free or self._closing or self._guard.in_callback
 
     # the lock, and what must not wait
 
@@ -375,36 +398,48 @@ class Producer(ProducerBase[DuplexConnection]):
         me = get_ident()
         if self._inside == me:
             raise inside_a_call("this call")
-        with self._lock:
-            self._inside = me
-            try:
-                return act()
-            finally:
-                self._inside = 0
+        try:
+            with self._lock:
+                self._inside = me
+                try:
+                    return act()
+                finally:
+                    self._inside = 0
+        finally:
+            if self._inbox.must_move:
+                self._change(self._move, waits=False)
 
-    def _change(self, step: Callable[[], Actions], free: int | None = None) -> bool:
+    def _change(self, step: Callable[[], Actions], free: int | None = None, *, waits: bool = True) -> bool:
         """As `_locked`, then carries out what the step decided. Does nothing, and returns False, if the buffer has more
-        than `free` bytes.
+        than `free` bytes, or if it `waits` for no other thread and one has the lock.
 
         Errors of LaneMQ are raised before anything changes; anything else comes from a signal handler.
         """
         me = get_ident()
         if self._inside == me:
             raise inside_a_call("this call")
-        with self._lock:
+        mine = False
+        try:
+            [mine] = map(self._lock.acquire, (waits,))  # a signal handler cannot raise before `mine` is set
+            if not mine:
+                return False
             self._inside = me
-            try:
-                if free is not None and self._engine.unsettled.bytes > free and not self._has_room(free):
-                    return False
-                actions = step()
-                links = self._line_up(actions.requests)
-            except LaneError:
-                raise
-            except BaseException as error:
+            if free is not None and self._engine.unsettled.bytes > free and not self._has_room(free):
+                return False
+            actions = step()
+            links = self._line_up(actions.requests)
+        except LaneError:
+            raise
+        except BaseException as error:
+            if mine:
                 self._give_up(error)
-                raise
-            finally:
+            raise
+        finally:
+            if mine:
                 self._inside = 0
+                self._lock.release()
+                if self._inbox.must_move:
+                    self._change(self._move, waits=False)
         self._write(links)
         self._finish(actions)
         return True
@@ -422,12 +457,6 @@ class Producer(ProducerBase[DuplexConnection]):
             )
         if self._interrupts_us():
             raise inside_a_call(f"{call}()")
-
-    def _empty_inbox(self) -> None:
-        if self._inside == get_ident():
-            self._wake_maintenance()
-        else:
-            super()._empty_inbox()
 
     def _give_up(self, error: BaseException) -> None:
         """An exception of a signal handler left a change of the senders half done; with the lock held.

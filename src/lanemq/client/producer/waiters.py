@@ -12,12 +12,15 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 from lanemq._fast import compiled
+from lanemq.background_log import ClientLog
 from lanemq.client.bell import Bell
 from lanemq.client.producer.options import ProducerOptions
 from lanemq.client.producer.receipts import ReceiptTable, Sent
 from lanemq.client.receipt import Receipt, Receipts, StoredAs
-from lanemq.model.errors import LaneError, UsageError
+from lanemq.model.errors import LaneError, LaneFrozen, UsageError
 from lanemq.model.queue import MessageQueue
+
+log = ClientLog(__name__, aside=True)
 
 
 class Waiter(Protocol):
@@ -45,12 +48,16 @@ class OnewayWaiter(NoWaiter):
     """The waiter of `send_oneway`. What fails after the call appears only in the log."""
 
     _refusal: LaneError | None = None
+    _has_ended = False
 
     def failed(self, index: int, error: LaneError) -> None:
         self._refusal = error
+        if self._has_ended and isinstance(error, LaneFrozen):
+            log.warning("a message of send_oneway was not sent: %s", error)
 
     def raise_refusal(self) -> None:
         """Raises the error of a message that was refused before the call ended, because its key is frozen."""
+        self._has_ended = True
         if self._refusal is not None:
             raise self._refusal
 

@@ -129,6 +129,23 @@ if (live) {
   });
 }
 
+// --- age ---
+// While the brokers do not answer, nothing arrives: the age of what is shown grows here.
+const aged = new WeakMap(); // for each element with an age: what the server said, and when it arrived
+
+function agoText(seconds) {
+  if (seconds < 60) return `${seconds} s ago`;
+  return seconds < 3600 ? `${Math.floor(seconds / 60)} min ago` : `${Math.floor(seconds / 3600)} h ago`;
+}
+
+setInterval(() => {
+  for (const element of document.querySelectorAll("[data-age]")) {
+    const known = aged.get(element);
+    if (known?.told !== element.dataset.age) aged.set(element, { told: element.dataset.age, since: performance.now() });
+    else element.textContent = agoText(Number(known.told) + Math.floor((performance.now() - known.since) / 1000));
+  }
+}, 1000);
+
 // --- choosing keys ---
 // All at once, up to the most that one redrive takes, and how many are chosen.
 function chosen() {

@@ -21,6 +21,8 @@ from lanemq.model.wording import plural
 Level = Literal["good", "warn", "bad", "none"]
 LATE_SECONDS = 60.0
 """A group that is later than this is shown as late."""
+HELD_SECONDS = 1.0
+"""A key whose oldest message is so much older than what its group handles is named."""
 MAX_EVENTS_SHOWN = 10
 
 
@@ -181,7 +183,8 @@ def _stuck(now: Snapshot, pipelines: Sequence[PipelineNow]) -> Tile:
         level = "none" if level == "good" else level
     answer, detail = ", ".join(answers), "; ".join(details)
     if now.error:
-        answer, detail = "Unknown", _why_unknown(now)
+        level = "none"
+        answer, detail = (answer, detail) if now.brokers else ("Unknown", _why_unknown(now))
     return Tile(
         "Stuck",
         "Is anything stuck?",
@@ -208,11 +211,18 @@ class _Behind:
     name: str
     messages: int
     seconds: float | None
+    """Without keys that are held."""
     link: str
+    oldest: float | None = None
+    """Age of the oldest message, those of held keys included."""
 
 
 def _behind(now: Snapshot, pipelines: Sequence[PipelineNow]) -> list[_Behind]:
-    groups = [_Behind(each.name, each.lag, each.lag_seconds, "/groups") for each in now.groups if each.lag]
+    groups = [
+        _Behind(each.name, each.lag, each.backlog_seconds, "/groups", each.lag_seconds)
+        for each in now.groups
+        if each.lag
+    ]
     named = {group.name for group in now.groups}
     read = [each.status for each in pipelines if each.status is not None and each.group not in named]
     return groups + [
@@ -233,8 +243,10 @@ def _late(now: Snapshot, pipelines: Sequence[PipelineNow]) -> Tile:
         if unknown and level == "good":
             answer, level, link = "Unknown", "none", unknown[0].link
             detail = f"{unknown[0].name}: {number(unknown[0].messages)} behind; its age is not known"
+        detail += _oldest_held(behind)
     if now.error:
-        answer, detail = "Unknown", _why_unknown(now)
+        level = "none"
+        answer, detail = (answer, detail) if now.brokers else ("Unknown", _why_unknown(now))
     return Tile(
         "Late",
         "How late are we?",
@@ -242,7 +254,21 @@ def _late(now: Snapshot, pipelines: Sequence[PipelineNow]) -> Tile:
         detail,
         level,
         link,
-        "The age of the oldest message that a group or a pipeline has not finished. Parked messages do not count.",
+        "How long ago the messages were stored that a group or a pipeline handles now. A key that is held between two "
+        "attempts does not make its group late: the oldest one stands beside. Parked messages do not count.",
+    )
+
+
+def _oldest_held(behind: Sequence[_Behind]) -> str:
+    """The oldest key that waits while its group is further; empty if there is none."""
+    held = [each for each in behind if (each.oldest or 0) - (each.seconds or 0) > HELD_SECONDS]
+    if not held:
+        return ""
+    oldest = max(held, key=lambda each: each.oldest or 0)
+    return (
+        f"; its oldest held key: {span(oldest.oldest)}"
+        if len(behind) == 1
+        else (f"; oldest held key: {span(oldest.oldest)}, of {oldest.name}")
     )
 
 
@@ -252,9 +278,10 @@ def _failed(now: Snapshot, pipelines: Sequence[PipelineNow]) -> Tile:
     level: Level = "none" if now.error else "good"
     answer, detail, link = "Nothing", "no key is retried, no dead letters", "/waiting"
     if failed := held or parked or dead:
-        answer, level = plural(held + parked, "key") if held or parked else plural(dead, "dead letter"), "warn"
-        kinds = ((held, "held for a retry"), (parked, "parked"), (dead, "given up"))
-        detail = ", ".join(f"{number(count)} {what}" for count, what in kinds if count)
+        counted = ((held + parked, "key"), (dead, "dead letter"))
+        answer, level = ", ".join(plural(count, what) for count, what in counted if count), "warn"
+        kinds = ((held, "held for a retry"), (parked, "parked"))
+        detail = ", ".join(f"{number(count)} {what}" for count, what in kinds if count) or "no key waits"
     elif unread := _unread(pipelines):
         answer, detail, level = "Unknown", unread, "none"
     lost = unread_deleted(now)
@@ -263,7 +290,8 @@ def _failed(now: Snapshot, pipelines: Sequence[PipelineNow]) -> Tile:
         detail = f"{group} lost messages of {topic}: retention deleted them first" + (f"; {detail}" if failed else "")
         answer, level, link = f"{number(lost.total())} lost", "bad", group_link(group)
     if now.error:
-        answer, detail = "Unknown", _why_unknown(now)
+        level = "none"
+        answer, detail = (answer, detail) if now.brokers else ("Unknown", _why_unknown(now))
     return Tile(
         "Failed",
         "What failed?",

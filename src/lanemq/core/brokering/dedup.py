@@ -151,12 +151,14 @@ class _Producer:
     def stored(self, sequence: int, count: int, offset: QueueOffset, at: Millis) -> None:
         last = self.ranges[-1] if self.ranges else None
         if last is not None and sequence - last.sequence == offset - last.offset == last.length:
-            self.ranges[-1] = SequenceRange(last.sequence, last.offset, last.length + count)
+            # Not by the constructor of a named tuple, which is a function of Python: every send comes here.
+            self.ranges[-1] = tuple.__new__(SequenceRange, (last.sequence, last.offset, last.length + count))
         else:
             self.ranges.append(SequenceRange(sequence, offset, count))
             del self.ranges[:-MAX_SEQUENCE_RANGES]
         self.next_sequence = sequence + count
-        self.last_stored = max(self.last_stored, at)
+        if at > self.last_stored:
+            self.last_stored = at
         self.idle_since = None
 
     def cut(self, sequence: int) -> None:

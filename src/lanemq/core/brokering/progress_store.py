@@ -6,9 +6,9 @@ A broker has both in its data folder: `log/state/progress_rows`, and `StoredQueu
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol, Self, TypeAlias
 
-from lanemq.core.brokering.cluster.queue_seen import QueueSeen, SavedSeen
 from lanemq.core.brokering.lane_offsets import ChunkRow, LaneOffsets
 from lanemq.core.brokering.queue_progress import LaneName, ParkedLane, QueueProgress, ResetState
+from lanemq.core.brokering.queue_seen import QueueSeen, SavedSeen
 from lanemq.core.lane_status import Failure, LaneStatus
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset

@@ -35,9 +35,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, Protocol, TypeAlias
 
-from lanemq.core.brokering.cluster.queue_seen import QueueSeen
 from lanemq.core.brokering.lane_offsets import CHUNK, ChunkRow, LaneOffsets
 from lanemq.core.brokering.lock_table import Stale, Verdict
+from lanemq.core.brokering.queue_seen import QueueSeen
 from lanemq.core.finished_ranges import MAX_RANGES, FinishedRanges
 from lanemq.core.lane_status import Failure, LaneStatus
 from lanemq.model.errors import InvalidOption

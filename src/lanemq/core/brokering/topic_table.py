@@ -77,6 +77,11 @@ class TopicConfig(NamedTuple):
         # Plain integers, because every send asks this, and flags are slow to combine.
         return int.__and__(self.permission, 2) != 0
 
+    def takes(self, queue_id: int) -> bool:
+        """Whether messages may be sent to this queue. Every send asks this, so it calls nothing of Python."""
+        exists = queue_id < self.write_queues or queue_id < self.read_queues
+        return exists and int.__and__(self.permission, 2) != 0
+
     @property
     def ordered(self) -> bool:
         return self.order is not TopicOrder.NONE

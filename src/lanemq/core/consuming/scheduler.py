@@ -186,20 +186,24 @@ class LaneScheduler(Generic[M]):
             self.busy.begin(worker, runs, now_ns)
         return len(runs)
 
-    def next_run(self, *, now: Millis) -> LaneRun[M] | Wait:
-        """A single run, for a caller that is no worker; fair between queues and, inside a queue, between lanes."""
-        runs = self.next_runs(1, now=now)
+    def next_run(self, *, now: Millis, most: int | None = None) -> LaneRun[M] | Wait:
+        """A single run, for a caller that is no worker; fair between queues and, inside a queue, between lanes.
+
+        `most` is the number of its messages at most, if not `run_limit`.
+        """
+        runs = self.next_runs(1, now=now, limit=most)
         if not runs:
             return self.wait()
         runs[0].began = now
         self._single[runs[0].token] = runs[0]
         return runs[0]
 
-    def next_runs(self, max_messages: int, *, now: Millis) -> list[LaneRun[M]]:
+    def next_runs(self, max_messages: int, *, now: Millis, limit: int | None = None) -> list[LaneRun[M]]:
         """Runs of different lanes, until `max_messages` or more are taken; if empty, see `wait`."""
         runs: list[LaneRun[M]] = []
+        limit = limit or self._limit
         while max_messages > 0 and (lane_queue := self._line.next(now)) is not None:
-            taken = take_runs(lane_queue, max_messages, self._limit, now + self._slice, self._tokens)
+            taken = take_runs(lane_queue, max_messages, limit, now + self._slice, self._tokens)
             max_messages -= count_messages(taken)
             runs += taken
             self._line.enlist(lane_queue)

@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-from lanemq.core.brokering.cluster.queue_seen import SavedSeen
 from lanemq.core.brokering.progress_store import (
     EndedLane,
     ForgottenProgress,
@@ -18,6 +17,7 @@ from lanemq.core.brokering.progress_store import (
     SavedOffset,
 )
 from lanemq.core.brokering.queue_progress import LaneName
+from lanemq.core.brokering.queue_seen import SavedSeen
 from lanemq.core.lane_status import Failure, LaneStatus
 from lanemq.log.state.database import State, Sync
 from lanemq.model.log_marks import LastStamp, LogMark

@@ -97,10 +97,6 @@ class Checkpoint:
         return decisions_folder(self.folder)
 
     @property
-    def sink_positions_file(self) -> StorePath:
-        return self._own / "sink_positions.json"
-
-    @property
     def queues_file(self) -> StorePath:
         """The queues that the stage's state belongs to."""
         return self._own / "queues.json"

@@ -35,7 +35,6 @@ from lanemq.pipelines.ports import (
     Results,
     RowFile,
     Rows,
-    SinkPosition,
     TableRows,
     run_name,
 )
@@ -66,7 +65,6 @@ class _Decision(msgspec.Struct, frozen=True):
     state: str
     end: dict[str, dict[str, int]] = {}
     """Where the batch ended, as Spark planned it; empty for a retry pass."""
-    positions: dict[str, SinkPosition] = {}
     late: frozenset[tuple[str, str, int, int]] = frozenset()
     emptied_below: int | str | None = None
     folder: str = ""
@@ -110,7 +108,6 @@ class Decisions:
             dead_letters=_dead_letters(_files(folder, found.dead)) if found.dead else None,
             counts=found.counts,
             state=found.state,
-            positions=found.positions,
             late=found.late,
         )
 
@@ -130,7 +127,6 @@ class Decisions:
                 counts=dict(results.counts),
                 state=results.state,
                 end=end,
-                positions=dict(results.positions),
                 late=results.late,
                 emptied_below=results.outputs.emptied_below,
                 folder="" if self._renames else own.name,

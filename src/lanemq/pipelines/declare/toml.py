@@ -45,13 +45,13 @@ TABLES: Final = ("pipeline", "source", "stage", "sink", "dead_letters", "spark")
 REQUIRED: Final = ("pipeline", "source", "stage", "sink")
 FUNCTIONS: Final = {
     "pipeline": ("prepare",),
-    "transitions": ("step", "decode", "state_type", "sequence", "on_expire", "on_timer", "upgrade_state"),
+    "transitions": ("step", "decode", "state_type", "sequence", "on_timer", "upgrade_state"),
     "last_state": (),
     "project": (),
 }
 """Options that may refer to Python code as `module:name`, by table or kind."""
 
-CODE: Final = ("step", "prepare", "on_expire", "on_timer", "upgrade_state")
+CODE: Final = ("step", "prepare", "on_timer", "upgrade_state")
 """Options that are always Python code."""
 
 _REFERENCE: Final = re.compile(r"(?P<module>[A-Za-z_][\w.]*):(?P<name>[A-Za-z_]\w*)")
@@ -171,9 +171,7 @@ def _import_reference(text: str, option: str) -> Any:
 
 def _is_reference(option: str, value: object) -> bool:
     """Whether the text is a reference: `decode = "json"` and `sequence = "version"` are not, a step always is."""
-    return isinstance(value, str) and (
-        ":" in value or option in ("step", "prepare", "on_expire", "on_timer", "upgrade_state")
-    )
+    return isinstance(value, str) and (":" in value or option in ("step", "prepare", "on_timer", "upgrade_state"))
 
 
 def _filled(where: str, value: Any) -> Any:

@@ -8,7 +8,6 @@ Invariants:
 - A checkpoint that is older than its sink is refused, because its batches would be taken for applied ones. So is a sink
   that lacks batches which are done, because they would never come again.
 - What Spark planned is on the disk before anything is committed.
-- A message that the sink has is not applied again in another batch.
 """
 
 import logging
@@ -22,7 +21,7 @@ from lanemq.model.errors import StateLost
 from lanemq.model.units import Millis
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
 from lanemq.pipelines.checkpoint.decisions import Decisions
-from lanemq.pipelines.checkpoint.queues import QueueSet, SinkPositions, check_position_columns
+from lanemq.pipelines.checkpoint.queues import QueueSet
 from lanemq.pipelines.ports import (
     DEAD_LETTER_SCHEMA,
     Append,
@@ -38,7 +37,7 @@ from lanemq.pipelines.running.batch_trace import BatchTracing
 from lanemq.pipelines.running.effect_history import EffectHistory
 from lanemq.pipelines.running.progress import AppliedBatch
 from lanemq.pipelines.running.queue_ends import SourceEnds
-from lanemq.spark.offsets import OffsetJson, Positions, to_json
+from lanemq.spark.offsets import OffsetJson, to_json
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +55,6 @@ class BatchProcessor:
         clock: Clock | None = None,
         *,
         whole: bool = False,
-        member: bool = False,
         new_sink: bool = False,
         new_checkpoint: bool = False,
         queue_ends: SourceEnds | None = None,
@@ -64,7 +62,6 @@ class BatchProcessor:
     ) -> None:
         """`whole`: the stage sees every message of its queues, so missing offsets are worth a warning.
 
-        `member`: the source is a member of a group, so a message may come again in another batch.
         `new_sink`: a sink that lacks batches which are done continues without them.
         `new_checkpoint`: a sink that another checkpoint of this pipeline wrote to continues with this one.
         `queue_ends`: says which queues are read to their ends.
@@ -77,7 +74,6 @@ class BatchProcessor:
         self._decisions = Decisions(checkpoint.decisions_folder, grows=stage.evolves, write=checkpoint.write)
         on_change = stage.on_queue_change
         self._queues = None if on_change is None else QueueSet(checkpoint.queues_file, on_change, checkpoint.write)
-        self._positions = SinkPositions(checkpoint.sink_positions_file, checkpoint.write) if member else None
         self._effects = effects
         self._clock = clock or SystemClock()
         self._whole = whole
@@ -115,8 +111,6 @@ class BatchProcessor:
         self._applied = self._sink.applied()
         self._refuse_older_checkpoint()
         self._refuse_lost_batches(self._checkpoint.log.done(), self._applied)
-        if self._positions is not None:
-            self._positions.open(self._is_over)
         self._decisions.open()
         # A retry pass must start from the state of decided batches, so they are settled before any.
         for number in self._forget(self._is_over):
@@ -127,7 +121,6 @@ class BatchProcessor:
 
     def close(self) -> None:
         self._effects.close()
-        self._tracing.close()
         if self._queue_ends is not None:
             self._queue_ends.close()
         while self._opened:
@@ -196,23 +189,18 @@ class BatchProcessor:
     def _compute(self, messages: DataFrame, batch: Batch) -> Results:
         if self._queues is not None:
             self._queues.check(self._checkpoint.log.end_of(batch.spark_batch))
-        if self._positions is not None:
-            check_position_columns(messages.columns)
-            messages = self._positions.fresh(messages, lambda: self._start_of(batch))
         return self._stage.process(messages, batch)
 
     def _make_durable(self, batch: Batch, results: Results, *, is_decided: bool) -> Results:
         """Put on disk what must be there before the first sink has the batch; returns the results to apply.
 
-        That is Spark's plan, the decision if two commits follow, the sink's positions, and the stage's state.
+        That is Spark's plan, the decision if two commits follow, and the stage's state.
         """
         self._checkpoint.refuse_if_replaced()
         if not batch.is_retry_pass:
             self._checkpoint.log.sync(batch.spark_batch)
         if not is_decided and self._needs_two_commits(batch, results):
             results = self._decisions.make(batch, results, self._end_of(batch))
-        if self._positions is not None:
-            self._positions.note(batch.number, results.positions)
         if results.state:
             self._stage.settle(batch, results.state)
         return results
@@ -229,9 +217,6 @@ class BatchProcessor:
         if batch.is_retry_pass or planned is None or planned < batch.spark_batch:
             return {}
         return to_json(self._checkpoint.log.end_of(batch.spark_batch))
-
-    def _start_of(self, batch: Batch) -> Positions:
-        return self._checkpoint.log.end_of(batch.spark_batch - 1) if batch.spark_batch else {}
 
     def _needs_two_commits(self, batch: Batch, results: Results) -> bool:
         """Whether a crash could leave only part of the batch applied."""
@@ -262,19 +247,13 @@ class BatchProcessor:
 
     def _apply(self, batch: Batch, results: Results, began: Millis) -> AppliedBatch:
         if self._whole and results.counts.get("missing"):
-            log.warning(
-                "%s: %d offsets had no message: retention deleted them, or another member of the group had them",
-                batch,
-                results.counts["missing"],
-            )
+            log.warning("%s: %d offsets had no message: retention deleted them", batch, results.counts["missing"])
         dead = 0 if results.dead_letters is None else results.dead_letters.count()
         if results.dead_letters is not None and dead:
             self._dead_letters.write(results.dead_letters, replace(batch, query=dead_letter_query(batch.query)))
         rows, counts = results.outputs.count(), dict(results.counts)
         # A retry pass without rows is not written: every retry would be a commit.
         fresh = self._write(batch, results, counts) if rows or not batch.is_retry_pass else True
-        if self._positions is not None:
-            self._positions.committed(batch.number)
         self._stage.finished(batch)
         seconds = (self._clock.now() - began) / 1000
         return AppliedBatch(batch, rows, dead, not fresh, seconds, counts)

@@ -1,4 +1,4 @@
-"""What a trace learns about a batch: the queue ranges that Spark planned for it, and who sent their first messages.
+"""What a trace learns about a batch: the queue ranges that Spark planned for it.
 
 `trace_batches` (`running/tracing.py`) makes a trace of OpenTelemetry; this module knows nothing of it. A run without a
 trace reads nothing for it.
@@ -12,10 +12,6 @@ from lanemq.model.queue import MessageQueue
 from lanemq.pipelines.checkpoint.checkpoint import SparkLog
 from lanemq.pipelines.ports import Batch
 from lanemq.pipelines.running.progress import AppliedBatch
-from lanemq.spark.lag import FirstMessages
-
-MAX_SENDERS = 32
-"""Queues of a batch whose first message is read. Each costs a small pull; backends show about a hundred links."""
 
 ProcessBatch = Callable[[], AppliedBatch | None]
 
@@ -41,8 +37,6 @@ class PlannedBatch:
     batch: Batch
     ranges: tuple[BatchRange, ...] = ()
     """The queues with new messages; empty for a retry pass."""
-    senders: tuple[Mapping[str, str], ...] = ()
-    """The properties of the first message of each range, of at most `MAX_SENDERS`."""
 
     @property
     def messages(self) -> int | None:
@@ -60,33 +54,19 @@ class BatchTrace(Protocol):
 class BatchTracing:
     """Processes batches inside a trace, or without one if there is none."""
 
-    def __init__(
-        self, trace: BatchTrace | None = None, log: SparkLog | None = None, first: FirstMessages | None = None
-    ) -> None:
+    def __init__(self, trace: BatchTrace | None = None, log: SparkLog | None = None) -> None:
         self._trace = trace
         self._log = log
-        self._first = first
 
     def run(self, batch: Batch, process: ProcessBatch) -> AppliedBatch | None:
         return process() if self._trace is None else self._trace(self._plan(batch), process)
-
-    def close(self) -> None:
-        if self._first is not None:
-            self._first.close()
 
     def _plan(self, batch: Batch) -> PlannedBatch:
         if batch.is_retry_pass or self._log is None:
             return PlannedBatch(batch)
         number = batch.spark_batch
-        ranges = ranges_between(self._log.end_of(number - 1) if number else {}, self._log.end_of(number))
-        return PlannedBatch(batch, ranges, self._senders(ranges))
-
-    def _senders(self, ranges: tuple[BatchRange, ...]) -> tuple[Mapping[str, str], ...]:
-        if self._first is None:
-            return ()
-        starts = [(each.queue, each.start) for each in ranges if each.start is not None][:MAX_SENDERS]
-        found = (self._first.read(queue, start) for queue, start in starts)
-        return tuple(record.properties for record in found if record is not None)
+        before = self._log.end_of(number - 1) if number else {}
+        return PlannedBatch(batch, ranges_between(before, self._log.end_of(number)))
 
 
 def ranges_between(before: Mapping[MessageQueue, int], end: Mapping[MessageQueue, int]) -> tuple[BatchRange, ...]:

@@ -57,7 +57,7 @@ class EffectHistory:
         late = results.late if named else {(topic, DEFAULT_BROKER_NAME, *where) for topic, _, *where in results.late}
         seen: set[Place] = set()
         for (topic, queue, offset, key), broker in zip(rows, brokers, strict=False):
-            # A message may make several rows, and a row of `on_expire` comes from no message.
+            # A message may make several rows, and a row of a timer comes from no message.
             if offset is None or (topic, broker, queue, offset) in late:
                 continue
             place = Place(self._group, topic, queue, offset, broker)

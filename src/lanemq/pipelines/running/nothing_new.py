@@ -25,10 +25,9 @@ def is_nothing_new(pipeline: Pipeline) -> bool:
 
     Only if the declaration is that of the last start: stage and sink must see a changed one, to accept or refuse it.
 
-    Never with `Transitions`, whose retries and timers may be due; never in a group, whose offsets may have been set
-    back; and never with a checkpoint on a remote store.
+    Never with `Transitions`, whose retries and timers may be due, and never with a checkpoint on a remote store.
     """
-    if not isinstance(pipeline.folder, Path) or pipeline.source.parsed.group is not None:
+    if not isinstance(pipeline.folder, Path):
         return False
     try:
         return (

@@ -35,8 +35,6 @@ class SourceEnds:
             return {}
         found: dict[str, int | None] = {}
         for queue in bounds.keys() | read.keys():
-            if queue not in read and self._options.is_member:
-                continue  # another member of the group reads it
             at, held = read.get(queue), bounds.get(queue)
             end = None if held is None else int(held.end)
             is_empty = held is not None and held.first == held.end

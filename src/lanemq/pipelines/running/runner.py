@@ -32,7 +32,6 @@ from lanemq.pipelines.running.progress import AppliedBatch, Progress, ProgressRe
 from lanemq.pipelines.running.queue_ends import SourceEnds
 from lanemq.pipelines.sinks.delta import DeltaSink, delta_options
 from lanemq.pipelines.sinks.parquet import ParquetSink
-from lanemq.spark.lag import FirstMessages
 from lanemq.spark.options import ALL_TAGS
 from lanemq.spark.read.brokers import Brokers
 from lanemq.spark.session import is_connect
@@ -87,11 +86,10 @@ def start(
         EffectHistory(Path(pipeline.history) if pipeline.history is not None else None, pipeline.name),
         clock,
         whole=pipeline.prepare is None and pipeline.source.parsed.tags == ALL_TAGS,
-        member=pipeline.source.parsed.is_member,
         new_sink=new_sink,
         new_checkpoint=new_checkpoint,
         queue_ends=SourceEnds(pipeline.source.parsed, checkpoint.log),
-        tracing=_tracing(pipeline, checkpoint, trace),
+        tracing=BatchTracing(trace, checkpoint.log),
     )
     try:
         processor.open(spark)
@@ -122,13 +120,6 @@ def _with_settings(pipeline: Pipeline, spark: SparkSession) -> Pipeline:
         if sink is not None:
             sink.accept_settings(settings)
     return replace(pipeline, spark=settings)
-
-
-def _tracing(pipeline: Pipeline, checkpoint: Checkpoint, trace: BatchTrace | None) -> BatchTracing | None:
-    if trace is None:
-        return None
-    source = pipeline.source.parsed
-    return BatchTracing(trace, checkpoint.log, FirstMessages(source.servers, security=source.security))
 
 
 def _refuse_connect(pipeline: Pipeline, spark: SparkSession) -> None:
@@ -244,7 +235,7 @@ class RunningPipeline:
     def wait_idle(self, timeout: Seconds) -> bool:
         """Wait until everything that the topic holds now is done and no retry pass is due; False after `timeout`.
 
-        For tests and scripts. In a group, queues of other members never count as done here.
+        For tests and scripts.
         """
         with Brokers(self._pipeline.source.parsed) as brokers:
             ends = {queue: held.end for queue, held in brokers.bounds().items() if held.end > held.first}

@@ -2,8 +2,7 @@
 
     run(pipeline, trace=trace_batches())
 
-A batch has too many messages to link to all of their senders: its span links to those of the first message of each
-queue. A batch with one message continues the trace of its sender, as a turn does. Needs the extra `otel`.
+A batch has too many messages to link to their senders: its span says which offsets it reads. Needs the extra `otel`.
 """
 
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 from opentelemetry import trace
 from opentelemetry.util.types import AttributeValue
 
-from lanemq.client.tracing import continued, tracer_of
+from lanemq.client.tracing import tracer_of
 
 if TYPE_CHECKING:
     from lanemq.pipelines.running.batch_trace import BatchTrace, PlannedBatch, ProcessBatch
@@ -25,16 +24,13 @@ MAX_RANGES = 128
 def trace_batches(*, provider: trace.TracerProvider | None = None) -> "BatchTrace":
     """A trace for `run` and `start` of pipelines: a span for each batch and retry pass, current while it runs.
 
-    An error marks the span as failed. For each batch, one message of each queue is read once more, of at most 32.
+    An error marks the span as failed.
     """
     tracer = tracer_of(provider)
 
     def traced(planned: "PlannedBatch", process: "ProcessBatch") -> "AppliedBatch | None":
-        parent, links = continued(planned.senders, alone=planned.messages == 1)
-        name = planned.batch.name
-        with tracer.start_as_current_span(
-            f"process {name}", parent, trace.SpanKind.CONSUMER, _before(planned), links
-        ) as span:
+        name = f"process {planned.batch.name}"
+        with tracer.start_as_current_span(name, kind=trace.SpanKind.CONSUMER, attributes=_before(planned)) as span:
             applied = process()
             if applied is not None:
                 span.set_attributes(_after(applied))

@@ -41,7 +41,6 @@ from pyspark.sql.types import (
 
 from lanemq.files import Output, StorePath, remove_tree
 from lanemq.model.errors import InvalidOption, UsageError
-from lanemq.pipelines.checkpoint.queues import NEEDED
 from lanemq.pipelines.parquet_encoding import dictionary_columns
 from lanemq.pipelines.ports import (
     DEAD_LETTER_SCHEMA,
@@ -52,7 +51,6 @@ from lanemq.pipelines.ports import (
     Results,
     RowFile,
     Sink,
-    SinkPosition,
     Stage,
 )
 from lanemq.pipelines.stages.queue_borders import queue_borders
@@ -64,12 +62,9 @@ log = logging.getLogger(__name__)
 
 QUEUE: Final = ("topic", "broker", "queue_id")
 _HIDDEN: Final = tuple(f"__lanemq_{name}" for name in QUEUE)
-_POSITION: Final = {"__lanemq_next": "queue_offset + 1", "__lanemq_stored": "unix_millis(store_timestamp)"}
-"""Expressions for how far a queue was read, if the messages have these columns."""
-_KINDS: Final = [
-    ("shard", pa.string()), ("task", pa.int32()), ("path", pa.string()), ("rows", pa.int64()),
-    ("next", pa.int64()), ("stored", pa.int64()),
-]  # fmt: skip
+_OFFSET: Final = "__lanemq_offset"
+"""The column with a row's offset, for messages, if the messages have it."""
+_KINDS: Final = [("shard", pa.string()), ("task", pa.int32()), ("path", pa.string()), ("rows", pa.int64())]
 _ROW: Final = "__lanemq_row"
 _SHARING: Final = "spark.sql.subexpressionElimination.enabled"
 _ANSI: Final = "spark.sql.ansi.enabled"
@@ -80,7 +75,7 @@ _NOT_TEXT: Final = "a text that is not UTF-8"
 _NO_TIME: Final = "a time outside the years 1 to 9999"
 _STATES: Final = {_NOT_TEXT: "SQLSTATE: 22021", _NO_TIME: "SQLSTATE: 22008"}
 """What an expression may give that no sink can hold, and the SQL standard's names for it."""
-_SUMMARY: Final = "shard string, task int, path string, rows long, next long, stored long"
+_SUMMARY: Final = "shard string, task int, path string, rows long"
 
 
 class Project(Stage):
@@ -131,7 +126,7 @@ class Project(Stage):
         for field in frame.schema:
             _refuse_column(field)
         self.schema = frame.schema
-        needed = _references(frame._jdf.queryExecution().analyzed()) | {*NEEDED}  # noqa: SLF001
+        needed = _references(frame._jdf.queryExecution().analyzed()) | {*QUEUE, "queue_offset"}  # noqa: SLF001
         self.columns = tuple(name for name in COLUMNS.names if name in needed)
 
     def process(self, messages: DataFrame, batch: Batch) -> Results:
@@ -143,8 +138,8 @@ class Project(Stage):
         folder = self._folder / "work" / str(batch.number)
         folder.mkdir(parents=True, exist_ok=True)
         hidden = [f"{name} as {alias}" for name, alias in zip(QUEUE, _HIDDEN, strict=True)]
-        if all(name in messages.columns for name in NEEDED):
-            hidden += [f"{text} as {alias}" for alias, text in _POSITION.items()]
+        if "queue_offset" in messages.columns:
+            hidden.append(f"queue_offset as {_OFFSET}")
         try:
             files = _written(self._projected(messages, *hidden), self.schema, folder, self._limits)
         except Exception as error:
@@ -153,7 +148,7 @@ class Project(Stage):
             log.warning("%s: %s; computing each message separately", batch, str(error).splitlines()[0])
             return self._process_by_message(messages, batch, hidden, folder, error)
         rows = FileRows(self.schema, _row_files(files, folder))
-        return Results(rows, counts={"events": rows.count()}, positions=_positions(files))
+        return Results(rows, counts={"events": rows.count()})
 
     def _process_by_message(
         self, messages: DataFrame, batch: Batch, hidden: Sequence[str], folder: StorePath, reason: Exception
@@ -176,7 +171,7 @@ class Project(Stage):
             FileRows(DEAD_LETTER_SCHEMA, _row_files(dead_files, folder)),
         )
         counts = {"events": rows.count() + dead.count(), "poison": dead.count()}
-        return Results(rows, dead, counts, positions=_positions([*files, *dead_files]))
+        return Results(rows, dead, counts)
 
     def finished(self, batch: Batch) -> None:
         """Removes the files: the sinks have the batch."""
@@ -228,15 +223,6 @@ class _QueueFile(NamedTuple):
     task: int
     name: str
     rows: int
-    next: int | None
-    stored: int | None
-
-    def with_more(self, part: pa.Table) -> "_QueueFile":
-        if not set(_POSITION) <= set(part.column_names):
-            return self._replace(rows=self.rows + part.num_rows)
-        ends = [pc.max(part[name]).as_py() for name in _POSITION]
-        known = (self.next or 0, self.stored or 0)
-        return self._replace(rows=self.rows + part.num_rows, next=max(ends[0], known[0]), stored=max(ends[1], known[1]))
 
 
 class _Writer:
@@ -267,8 +253,8 @@ class _Writer:
                     writer = pq.ParquetWriter(output.target, self._schema, use_dictionary=dictionary_columns(rows))
                     writers[shard] = (writer, output, name)
                 writers[shard][0].write_table(rows)
-                known = files.get(shard) or _QueueFile(shard, task, writers[shard][2], 0, None, None)
-                files[shard] = known.with_more(part)
+                known = files.get(shard) or _QueueFile(shard, task, writers[shard][2], 0)
+                files[shard] = known._replace(rows=known.rows + rows.num_rows)
         for writer, output, _ in writers.values():
             writer.close()
             output.close()
@@ -291,7 +277,7 @@ def _refuse_unfit(shard: str, part: pa.Table, rows: pa.Table) -> None:
 
 
 def _unfit_row(shard: str, part: pa.Table, row: int, why: str, state: str) -> ValueError:
-    offset = part["__lanemq_next"][row].as_py() - 1 if "__lanemq_next" in part.column_names else "unknown"
+    offset = part[_OFFSET][row].as_py() if _OFFSET in part.column_names else "unknown"
     return ValueError(
         f"{shard} offset {offset}: {why}; leave such messages out with where=, or make them dead letters with "
         f"on_poison='dead_letter'. {state}"
@@ -330,19 +316,11 @@ def _by_queue(table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
         yield "/".join(str(part[name][0].as_py()) for name in _HIDDEN), part
 
 
-def _positions(files: list[_QueueFile]) -> dict[str, SinkPosition]:
-    found: dict[str, SinkPosition] = {}
-    for each in files:
-        if each.next is not None and each.stored is not None:
-            found[each.shard] = SinkPosition(each.next, each.stored).with_more(found.get(each.shard))
-    return found
-
-
 def _row_files(files: list[_QueueFile], folder: StorePath) -> list[RowFile]:
     """The files of each queue. A queue that several tasks read (`ordered=false`) is several numbered shards."""
     found: list[RowFile] = []
     seen: dict[str, int] = {}
-    for shard, _, name, rows, _, _ in sorted(files, key=lambda each: each[:3]):
+    for shard, _, name, rows in sorted(files, key=lambda each: each[:3]):
         share = seen.get(shard, 0)
         seen[shard] = share + 1
         found.append(RowFile(shard if share == 0 else f"{shard}#{share}", folder / name, rows))

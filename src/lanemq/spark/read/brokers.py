@@ -5,6 +5,7 @@ incomplete because a broker is absent: a name server forgets a broker that is do
 still exist.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from typing import TypeVar
@@ -13,7 +14,7 @@ from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.calls import AdminCalls
 from lanemq.client.routing import BlockingRoutes
 from lanemq.clock import Clock, wall_ms
-from lanemq.model.errors import ConnectFailed, InvalidOption, TopicNotFound
+from lanemq.model.errors import ConnectFailed, GroupConflict, InvalidOption, LaneError, TopicNotFound
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.net.address import Address, parse_addresses
@@ -30,6 +31,8 @@ from lanemq.spark.offsets import (
 from lanemq.spark.options import ReadOptions
 from lanemq.spark.retrying import Retrying
 from lanemq.wire.codes import ResponseCode
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 BoundsByQueue = dict[MessageQueue, Bounds]
@@ -101,6 +104,19 @@ class Brokers:
     def master(self, queue: MessageQueue) -> Address:
         """The address of the broker from which a queue is read."""
         return self._ask(lambda: self._routes.get(queue.topic).master(queue.broker), queue)
+
+    def report(self, positions: Positions) -> None:
+        """Stores the group's offsets, to show the query's lag; `GroupConflict` if consumers use the group.
+
+        Other failures are logged: the checkpoint has the offsets, and the next batch stores them again.
+        """
+        for queue, offset in positions.items() if self._options.group is not None else ():
+            try:
+                self._admin.report(self._options.pull_group, queue, offset)
+            except GroupConflict:
+                raise
+            except LaneError as error:
+                log.warning("offset %s of %s is not stored at the broker: %s", offset, queue, error)
 
     def positions(self, limit: RangeLimit, bounds: Mapping[MessageQueue, Bounds]) -> Positions:
         """The offset of a limit in every queue. JSON that leaves out a queue means all of that queue.

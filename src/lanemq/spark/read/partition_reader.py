@@ -79,9 +79,6 @@ class QueueRange:
     address: Address
     group: str
     tags: TagFilter = ALL_TAGS
-    client: str | None = None
-    epoch: int | None = None
-    """Epoch of the lease under which the range was planned; the broker refuses the pull after the lease is lost."""
     newest_before: NewestMessage | None = None
     """The queue's newest message when `first` was chosen, which was read up to there. None: not known."""
 
@@ -110,11 +107,9 @@ def queue_range(
     offsets: OffsetRange,
     options: ReadOptions,
     address: Address,
-    client: str | None = None,
-    epoch: int | None = None,
     newest_before: NewestMessage | None = None,
 ) -> QueueRange:
-    """These offsets, with the broker's address and the lease under which they are read."""
+    """These offsets, with the broker's address."""
     return QueueRange(
         queue=offsets.queue,
         first=offsets.first,
@@ -122,8 +117,6 @@ def queue_range(
         address=address,
         group=options.pull_group,
         tags=options.tags,
-        client=client,
-        epoch=epoch,
         newest_before=newest_before,
     )
 
@@ -333,8 +326,6 @@ class RangeReader:
             sys_flag=PULL_SUBSCRIPTION,
             subscription=wanted.tags.text,
             expression_type="TAG",
-            lane_client=wanted.client,
-            lane_epoch=wanted.epoch,
             lane_max_bytes=max_bytes,
         )
         link = self._connect(wanted.address)

@@ -1,9 +1,8 @@
 """Compares the rows of a repeated task with the messages that the broker stored at the first attempt.
 
 A broker drops a message whose stamp it already has, and the stamp only identifies query, task, batch and position. If a
-batch is repeated with other rows (a source in a group starts after the work of other members, a shuffle distributes
-rows differently), the broker would drop rows that it does not have; then the task fails instead. Only repeats are
-compared, so a batch that runs once costs nothing.
+batch is repeated with other rows, as after a shuffle that distributes rows differently, the broker would drop rows that
+it does not have; then the task fails instead. Only repeats are compared, so a batch that runs once costs nothing.
 
 Invariant: a row is dropped as a repeat only if the same row is stored.
 """

@@ -1,16 +1,15 @@
-"""Expiry: which states and numbers are forgotten, `on_expire`, and keys that come back."""
+"""Expiry: which states and numbers are forgotten, and keys that come back."""
 
-import logging
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.pipelines.stages.transitions.pipeline_fixture import OUTPUTS, Crash, Pipeline, Sent
+from tests.pipelines.stages.transitions.pipeline_fixture import Crash, Pipeline, Sent
 
 from lanemq.model.errors import InvalidOption
-from lanemq.pipelines import DeadLetter, Event, Hold, Park, StateLimits, Transitions
+from lanemq.pipelines import DeadLetter, Event, Hold, Park, StateLimits
 from lanemq.pipelines.declare.ddl import parse_columns
 from lanemq.pipelines.operate.parked import list_parked, show
 from lanemq.pipelines.ports import Batch, FileRows, Results, RowFile
@@ -27,10 +26,6 @@ def step(state: Any, event: Event) -> tuple[Any, list[dict[str, object]]]:
         raise ValueError("not yet")
     seen = 1 if state is None else state["seen"] + 1
     return {"seen": seen}, [{"key": event.key, "n": event.value["n"], "seen": seen}]
-
-
-def closing(state: Any, key: str | None) -> list[dict[str, object]]:
-    return [{"key": key, "n": -1, "seen": state["seen"]}]
 
 
 def pipeline(folder: Path, **options: Any) -> Pipeline:
@@ -103,105 +98,62 @@ def test_a_late_message_keeps_a_state_from_expiring(tmp_path: Path) -> None:
     assert show(tmp_path, "k")[0].state == {"seen": 1}
 
 
-def test_on_expire_is_called_for_an_expired_state(tmp_path: Path) -> None:
-    running = pipeline(tmp_path, on_expire=closing)
-    running.process(sent(0, "a", 1, 0), sent(1, "a", 2, 0.1), sent(2, "b", 3, 0.9))
-    counts = running.process(sent(3, "c", 4, 1.5))
-    assert (counts["expired"], counts["keys"]) == (1, 2)
-    assert running.sink.rows()[-1] == {"key": "a", "n": -1, "seen": 2}
-
-
 @pytest.mark.parametrize("batches", [1, 2])
 def test_an_event_finds_a_state_expired_wherever_batches_end(tmp_path: Path, batches: int) -> None:
     """The key was not swept since, but the event's store time shows that its state has expired."""
     events = [sent(0, "a", 1, 0), sent(1, "a", 2, 0.9), sent(2, "a", 3, 1.9), sent(3, "a", 4, 2)]
-    running = pipeline(tmp_path, on_expire=closing)
+    running = pipeline(tmp_path)
     for part in [events] if batches == 1 else [events[:2], events[2:]]:
         running.process(*part)
-    assert [(row["n"], row["seen"]) for row in running.sink.rows()] == [(1, 1), (2, 2), (-1, 2), (3, 1), (4, 2)]
+    assert [(row["n"], row["seen"]) for row in running.sink.rows()] == [(1, 1), (2, 2), (3, 1), (4, 2)]
 
 
-def test_on_expire_is_called_once_if_the_event_after_it_fails(tmp_path: Path) -> None:
-    running = pipeline(tmp_path, on_expire=closing, on_failure=Hold(retries=3, first=0.01))
+def test_a_state_stays_forgotten_if_the_event_after_it_fails(tmp_path: Path) -> None:
+    running = pipeline(tmp_path, on_failure=Hold(retries=3, first=0.01))
     running.process(sent(0, "a", 1, 0), sent(1, "a", 2, 1.5, fails=2))
-    assert [row["n"] for row in running.sink.rows()] == [1, -1]
+    assert [row["n"] for row in running.sink.rows()] == [1]
     for _ in range(2):
         running.clock.time += 100
         running.process_retry_pass()
-    assert [(row["n"], row["seen"]) for row in running.sink.rows()] == [(1, 1), (-1, 1), (2, 1)]
+    assert [(row["n"], row["seen"]) for row in running.sink.rows()] == [(1, 1), (2, 1)]
 
 
 @pytest.mark.parametrize("cut", [4, 2])
 @pytest.mark.parametrize("bad", [{"n": 2, "fails": 9}, b"{"])
 def test_a_failing_event_does_not_revive_a_state_wherever_batches_end(tmp_path: Path, bad: object, cut: int) -> None:
-    running = pipeline(tmp_path, on_expire=closing, on_failure=DeadLetter(skip=True))
+    running = pipeline(tmp_path, on_failure=DeadLetter(skip=True))
     failing = sent(2, "k", 2, 5)._replace(value=bad)
     events = [sent(0, "k", 1, 0), sent(1, "other", 1, 4), failing, sent(3, "k", 3, 5.1)]
     for part in (events[:cut], events[cut:]):
         if part:
             running.process(*part)
     mine = [(row["n"], row["seen"]) for row in running.sink.rows() if row["key"] == "k"]
-    assert mine == [(1, 1), (-1, 1), (3, 1)]
+    assert mine == [(1, 1), (3, 1)]
 
 
 def test_a_late_number_does_not_revive_a_state(tmp_path: Path) -> None:
-    running = numbered(tmp_path, "report", on_expire=closing)
+    running = numbered(tmp_path, "report")
     running.process(sent(0, "k", 2, 0), sent(1, "k", 1, 5), sent(2, "k", 3, 5.1))
-    assert [(row["n"], row["seen"]) for row in running.sink.rows()] == [(2, 1), (-1, 1), (3, 1)]
+    assert [(row["n"], row["seen"]) for row in running.sink.rows()] == [(2, 1), (3, 1)]
 
 
 def test_a_late_number_does_not_expire_a_state_that_messages_wait_for(tmp_path: Path) -> None:
-    running = numbered(tmp_path, "hold", on_expire=closing)
+    running = numbered(tmp_path, "hold")
     running.process(sent(0, "k", 2, 0))
     request_redrive(tmp_path, "k")
     running.process_retry_pass()
     running.process(sent(1, "k", 4, 0.2), sent(2, "k", 1, 5), sent(3, "k", 3, 0.3))
-    assert [(row["n"], row["seen"]) for row in running.sink.rows()] == [(2, 1), (3, 2), (4, 3), (-1, 3)]
-
-
-def test_on_expire_does_not_settle_the_number_of_an_event_that_fails(tmp_path: Path) -> None:
-    running = numbered(tmp_path, "hold", on_expire=closing, on_failure=Hold(retries=3, first=0.01))
-    running.process(sent(0, "k", 1, 0), sent(1, "k", 2, 5, fails=1))
-    running.clock.time += 100
-    running.process_retry_pass()
-    assert [(row["n"], row["seen"]) for row in running.sink.rows()] == [(1, 1), (-1, 1), (2, 1)]
+    assert [(row["n"], row["seen"]) for row in running.sink.rows()] == [(2, 1), (3, 2), (4, 3)]
 
 
 def test_an_event_that_waits_for_a_number_expires_no_state(tmp_path: Path) -> None:
-    running = numbered(tmp_path, "hold", on_expire=closing)
+    running = numbered(tmp_path, "hold")
     running.process(sent(0, "k", 1, 0), sent(1, "k", 3, 5), sent(2, "k", 2, 0.5))
-    assert [(row["n"], row["seen"]) for row in running.sink.rows()] == [(1, 1), (2, 2), (-1, 2), (3, 1)]
+    assert [(row["n"], row["seen"]) for row in running.sink.rows()] == [(1, 1), (2, 2), (3, 1)]
 
 
-def test_an_event_follows_the_policy_if_on_expire_fails_for_its_key(tmp_path: Path) -> None:
-    """With the old state the old session would continue; without it the rows of `on_expire` would be lost."""
-    running = pipeline(tmp_path, on_expire=raising, on_failure=Hold(retries=3, first=0.01))
-    running.process(sent(0, "a", 1, 0))
-    counts = running.process(sent(1, "a", 2, 5), sent(2, "a", 3, 5.1))
-    assert (counts["expire_failed"], counts["lanes_held"]) == (1, 1)
-    running.restart(on_expire=closing)
-    running.clock.time += 100
-    running.process_retry_pass()
-    assert [(row["n"], row["seen"]) for row in running.sink.rows()] == [(1, 1), (-1, 1), (2, 1), (3, 2)]
-
-
-def spoiling(state: Any, key: str | None) -> list[dict[str, object]]:
-    state["seen"] = 99
-    raise ValueError("no words")
-
-
-@pytest.mark.parametrize("bad", [{"n": 2}, b"{"])
-def test_a_skipped_event_leaves_a_state_expired_if_on_expire_fails(tmp_path: Path, bad: object) -> None:
-    running = pipeline(tmp_path, on_expire=spoiling, on_failure=DeadLetter(skip=True))
-    running.process(sent(0, "a", 1, 0))
-    assert running.process(sent(1, "a", 2, 5)._replace(value=bad))["expire_failed"] == 1
-    running.restart(on_expire=closing)
-    running.process(sent(2, "a", 3, 5.1))
-    assert [(row["n"], row["seen"]) for row in running.sink.rows()] == [(1, 1), (-1, 1), (3, 1)]
-
-
-def test_rows_of_on_expire_are_the_same_in_a_repeated_batch(tmp_path: Path) -> None:
-    running = pipeline(tmp_path, on_expire=closing)
+def test_the_same_states_expire_in_a_repeated_batch(tmp_path: Path) -> None:
+    running = pipeline(tmp_path)
     running.process(sent(0, "a", 1, 0))
 
     def after_the_tasks(at: int | None) -> None:
@@ -213,36 +165,13 @@ def test_rows_of_on_expire_are_the_same_in_a_repeated_batch(tmp_path: Path) -> N
         running.process(sent(1, "b", 2, 5))
     running.lose = lambda at: None
     running.restart()
-    running.process(sent(1, "b", 2, 5), again=True)
-    running.process(sent(2, "b", 3, 5.1))
-    assert [row["n"] for row in running.sink.rows()] == [1, 2, -1, 3]
-
-
-def raising(state: Any, key: str | None) -> list[dict[str, object]]:
-    raise ValueError("no words")
-
-
-def misfitting(state: Any, key: str | None) -> list[dict[str, object]]:
-    return [{"key": key, "n": -1}, {"colour": "red"}]
-
-
-@pytest.mark.parametrize("failing", [raising, misfitting])
-def test_a_state_is_kept_if_on_expire_fails_and_expires_later(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, failing: Any
-) -> None:
-    running = pipeline(tmp_path, on_expire=failing)
-    running.process(sent(0, "a", 1, 0))
-    with caplog.at_level(logging.WARNING):
-        counts = running.process(sent(1, "b", 2, 1.5))
-    assert (counts["expire_failed"], counts.get("expired", 0), counts["keys"]) == (1, 0, 2)
-    assert "on_expire of key 'a' failed, its state is kept" in caplog.text
-    running.restart(on_expire=closing)
-    assert running.process(sent(2, "b", 3, 2))["expired"] == 1
-    assert [row["n"] for row in running.sink.rows()] == [1, 2, 3, -1]
+    assert running.process(sent(1, "b", 2, 5), again=True)["expired"] == 1
+    assert running.process(sent(2, "b", 3, 5.1)).get("expired", 0) == 0
+    assert show(tmp_path, "a") == []
 
 
 def test_held_keys_do_not_expire(tmp_path: Path) -> None:
-    running = pipeline(tmp_path, on_expire=closing)
+    running = pipeline(tmp_path)
     running.process(sent(0, "a", 1, 0), sent(1, "a", 2, 0.1, fails=1))
     assert running.process(sent(2, "b", 3, 50)).get("expired", 0) == 0
     assert [lane.key for lane in list_parked(tmp_path)] == ["a"]
@@ -253,18 +182,6 @@ def test_held_keys_do_not_expire(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"on_expire": closing}, "expire_after"),
-        ({"on_expire": "close", "limits": LIMITS}, "on_expire='close'"),
-    ],
-)
-def test_on_expire_without_expire_after_is_refused(options: dict[str, Any], named: str) -> None:
-    with pytest.raises(InvalidOption, match=named):
-        Transitions(step=step, outputs=OUTPUTS, **options)
-
-
-@pytest.mark.parametrize(
     "limits", [{"forget_numbers_after": 0.0}, {"expire_after": 0.005, "forget_numbers_after": 0.004}]
 )
 def test_numbers_are_not_forgotten_before_states(limits: dict[str, int]) -> None:
@@ -272,7 +189,7 @@ def test_numbers_are_not_forgotten_before_states(limits: dict[str, int]) -> None
         StateLimits(**limits)
 
 
-def test_rows_of_on_expire_are_not_in_the_history(tmp_path: Path) -> None:
+def test_rows_of_timers_are_not_in_the_history(tmp_path: Path) -> None:
     """The checker would look for the message that they came from."""
     effects = EffectHistory(tmp_path / "history", "orders")
     schema = parse_columns("topic string, queue_id int, queue_offset long, key string")

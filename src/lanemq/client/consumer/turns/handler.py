@@ -25,8 +25,10 @@ from typing import Any, TypeAlias, TypeVar, get_origin
 
 from lanemq._fast import compiled
 from lanemq.background_log import ClientLog
+from lanemq.client.consumer.turns.frames import where_raised
 from lanemq.client.consumer.turns.scheduler import MessageRun
 from lanemq.client.message import Message
+from lanemq.core.consuming.lane_queue import REASON_CHARS
 from lanemq.core.consuming.retry_policy import clamp_suspend
 from lanemq.core.consuming.runs import COMMIT, FAILED, HOPELESS, ONE_BY_ONE, ROLL_BACK, STOPPED, Outcome, Suspend
 from lanemq.model.checks import check_callable
@@ -327,13 +329,30 @@ def describe(error: BaseException) -> str:
 
     `MessageFailed` without a reason only says which message failed; its cause is what went wrong.
     """
-    if isinstance(error, MessageFailed) and not error.args and error.__cause__ is not None:
-        error = error.__cause__
+    error = _cause(error)
     try:
         text = repr(error)
     except BaseException:  # noqa: BLE001 - user code, too
         text = f"{type(error).__qualname__} (its text cannot be produced)"
     return _reportable(text)
+
+
+def describe_with_place(error: BaseException) -> str:
+    """As `describe`, and where it was raised: `KeyError(43) at shop/bill.py:21 in bill`. A verdict has no place."""
+    cause = _cause(error)
+    verdict = isinstance(cause, HandlerVerdict) and not isinstance(cause, MessageFailed)
+    place = "" if verdict or isinstance(cause, Undecodable) else where_raised(cause)
+    text = describe(error)
+    if not place:
+        return text
+    room = REASON_CHARS - len(place) - len(" at ")
+    return f"{text if len(text) <= room else f'{text[: room - 1]}…'} at {_reportable(place)}"
+
+
+def _cause(error: BaseException) -> BaseException:
+    if isinstance(error, MessageFailed) and not error.args and error.__cause__ is not None:
+        return error.__cause__
+    return error
 
 
 def one_line(why: object) -> str:

@@ -28,6 +28,7 @@ from lanemq.core.consuming.runs import Finished, LaneRun, Outcome
 from lanemq.core.consuming.scheduler import LaneChanges, LaneScheduler
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, Seconds, to_millis
+from lanemq.wire.lane_bodies import FrontClientsBody
 
 MessageRun: TypeAlias = LaneRun[Message]
 MessageFinished: TypeAlias = Finished[Message]
@@ -186,6 +187,14 @@ class Scheduler:
         """Calls back, from any thread, whenever parked lanes have something to send to the broker."""
         with self._mutex:
             self._on_parked = callback
+
+    def client_of(self, queue: MessageQueue, key: str | None) -> str:
+        """Who runs a lane that was handed out; empty if it runs here."""
+        return ""
+
+    def clients(self) -> FrontClientsBody | None:
+        """The clients to which lanes are handed out; None if lanes run here."""
+        return None
 
     # under the mutex
 

@@ -29,7 +29,7 @@ STRAIGHT_TO_DEAD_LETTERS = -1
 MAX_RECONSUME = 16
 """RocketMQ's default number of attempts (SubscriptionGroupConfig.retryMaxTimes)."""
 
-_MAX_WHY_CHARS = 200
+_MAX_WHY_CHARS = 500
 
 _NOT_COPIED = frozenset(
     {

@@ -5,8 +5,9 @@ whatever topic they were first sent to. The handler sees that topic.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from lanemq.client.consumer.tag_filter import ALL_TAGS, TagFilter, tag_filter
 from lanemq.client.consumer.turns.async_scheduler import AsyncScheduler
@@ -114,9 +115,12 @@ def _for_threads(subscription: Subscription, loop: asyncio.AbstractEventLoop) ->
 class ActiveSubscription:
     """A subscription of a running consumer, with the scheduler of its messages."""
 
-    def __init__(self, subscription: Subscription, clock: Clock, shared: Scheduler | None = None) -> None:
+    def __init__(self, subscription: Subscription, scheduler: Scheduler) -> None:
         self.subscription = subscription
-        self.scheduler = shared or make_scheduler(subscription, clock)
+        self.scheduler = scheduler
+
+
+MakeScheduler: TypeAlias = Callable[[Subscription, Clock], Scheduler]
 
 
 def make_scheduler(subscription: Subscription, clock: Clock) -> Scheduler:

@@ -42,6 +42,7 @@ from lanemq.client.consumer.turns.handler import (
     NoHandler,
     Stop,
     describe,
+    describe_with_place,
 )
 from lanemq.client.consumer.turns.scheduler import MessageFinished, MessageRun, MessageWorker
 from lanemq.client.consumer.turns.send_back import DeadLetterSender
@@ -463,8 +464,8 @@ def error_of(end: RunEnd | None) -> BaseException | None:
 
 
 def reason_of(end: RunEnd) -> str:
-    """Why the run failed; a parked lane keeps it for its operator."""
-    return "" if end.stop.error is None else describe(end.stop.error)
+    """Why the run failed, and where; a parked lane keeps it for its operator."""
+    return "" if end.stop.error is None else describe_with_place(end.stop.error)
 
 
 def stopped_at(run: MessageRun, end: RunEnd) -> Message:
@@ -486,7 +487,9 @@ def _log_failure(run: MessageRun, end: RunEnd, finished: MessageFinished) -> Non
     The first attempt adds the traceback, except for a body that cannot be decoded, where the line says it all. A
     verdict is not a failure: it is logged as information, unless it parks the lane.
     """
-    message, error, text = stopped_at(run, end), end.stop.error, reason_of(end)
+    message, error = stopped_at(run, end), end.stop.error
+    assert error is not None
+    text = describe(error)
     place = f"topic={message.topic} queue={run.queue} offset={message.queue_offset} key={message.key!r}"
     verdict = isinstance(error, HandlerVerdict) and not isinstance(error, MessageFailed)
     trace = error if run.attempt == 1 and not verdict and not isinstance(error, Undecodable) else None

@@ -34,7 +34,6 @@ from lanemq.pipelines.ports import (
     Results,
     Rows,
     Sink,
-    SinkPosition,
     Stage,
     TableRows,
 )
@@ -265,7 +264,7 @@ class LastState(Stage):
         declared = {name: found for name, found in misfits.items() if name not in options.added}
         self._misfits.report(declared, types, batch)
         state = self._misfits.state_after(misfits, types, state, batch)
-        return Results(rows, dead_letters, dict(counts), state, _positions(queues))
+        return Results(rows, dead_letters, dict(counts), state)
 
     def _refuse_disorder(self, queues: Sequence[QueueSummary], counts: Counter[str], batch: Batch) -> None:
         """Refuses a batch whose order offsets cannot tell: those of different queues cannot be compared."""
@@ -336,13 +335,6 @@ class LastState(Stage):
             for field in wanted
         ]  # fmt: skip
         return TableRows(DEAD_LETTER_SCHEMA, pa.table(columns, names=wanted.names).cast(wanted))
-
-
-def _positions(queues: Sequence[QueueSummary]) -> dict[str, SinkPosition]:
-    found: dict[str, SinkPosition] = {}
-    for each in queues:
-        found[each.queue] = SinkPosition(each.last + 1, each.stored).with_more(found.get(each.queue))
-    return found
 
 
 def _unreadable(found: pa.Table, batch: Batch) -> CodecError:

@@ -4,8 +4,8 @@ Invariants:
 - An event changes its key and adds its rows together, or does neither. The state is encoded right after the step; if
   the step changed it and then failed, the lane is decoded again from its bytes.
 - Time is what the shard's messages say (their store times), so a repeated unit forgets the same keys.
-- A state is forgotten together with the rows of its `on_expire`, or not at all. Its number is forgotten later or not
-  at all: without it a key that comes back would wait for numbers that were applied long ago.
+- A number is forgotten later than its state or not at all: without it a key that comes back would wait for numbers that
+  were applied long ago.
 """
 
 import logging
@@ -17,14 +17,11 @@ import msgspec
 from lanemq.model.errors import InvalidOption
 from lanemq.pipelines.stages.transitions.messages import Event
 from lanemq.pipelines.stages.transitions.rules import (
-    PASSED_ON,
     BehindWatermark,
     Early,
-    ExpireFailed,
     Late,
     Rules,
     UnfitState,
-    error_text,
 )
 from lanemq.pipelines.stages.transitions.shard import (
     KeyLane,
@@ -79,8 +76,6 @@ class LaneTable:
         self._span = rules.limits.expire_after_ms
         self._on_timer_takes_context = rules.on_timer is not None and takes_context(rules.on_timer)
         self._checked: set[type] = {type(None)}
-        self._expire_failed: set[str] = set()
-        """Keys whose `on_expire` failed."""
 
     def apply(self, name: str, lane: KeyLane, event: Event, event_time: int = 0, watermark: int = 0) -> None:
         """Applies the next event of a lane. Raises what the user's code raises; the caller then calls `restore`.
@@ -176,34 +171,13 @@ class LaneTable:
         """Records a message of the key that is settled without being applied.
 
         It keeps a state from expiring, but does not revive an expired one: that is forgotten now, or stays expired if
-        `on_expire` fails or messages wait in the lane.
+        messages wait in the lane.
         """
         if self._has_expired(lane, stored):
             if lane.waiting is not None:
                 return
-            try:
-                self._expire(name, lane)
-            except ExpireFailed:
-                lane.state = self._rules.codec.decode(self.lanes[name]).state
-                return
+            self._expire(name, lane)
         lane.see(stored)
-
-    def call_on_expire(self, name: str, state: object) -> BaseException | None:
-        """Adds the rows of `on_expire`. Returns its error if it fails; the state then has to stay."""
-        if self._rules.on_expire is None:
-            return None
-        try:
-            rows = [self._rules.shape(row) for row in self._rules.on_expire(state, key_of(name)) or ()]
-        except PASSED_ON:
-            raise
-        except BaseException as error:  # noqa: BLE001 - the user's code
-            if not self._expire_failed:
-                _log.warning("on_expire of key %r failed, its state is kept: %s", name, error_text(error))
-            self._expire_failed.add(name)
-            self.counts["expire_failed"] = len(self._expire_failed)
-            return error
-        self.outputs += rows
-        return None
 
     def check_states(self) -> None:
         """Checks every state that this unit leaves: two states of one type may differ in what they contain."""
@@ -224,12 +198,6 @@ class LaneTable:
 
     def _expire(self, name: str, lane: KeyLane) -> None:
         """Forgets the state and saves the lane at once, so that a failing message does not bring the state back."""
-        failed = self.call_on_expire(name, lane.state)
-        if failed is not None:
-            raise ExpireFailed(
-                f"the key's state has expired and on_expire failed for it: {type(failed).__name__}: "
-                f"{error_text(failed)}"
-            ) from failed
         lane.state = None
         self.save(name, lane)
         self.counts["expired"] += 1
@@ -280,8 +248,6 @@ class Expiry:
         if bytes(lane.state) == _NONE:
             return self._forget(name, lane, silent)
         if self._span is None or silent < self._span:
-            return False
-        if self._table.call_on_expire(name, self._rules.codec.decode(packed).state) is not None:
             return False
         self._table.counts["expired"] += 1
         if not self._forget(name, lane, silent):

@@ -7,7 +7,7 @@ an error in the user's code affects only its own key, even if its text is not UT
 read.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
@@ -15,16 +15,14 @@ import msgspec
 
 from lanemq.core.backoff import Backoff
 from lanemq.core.consuming.retry_policy import RETRY_FOREVER
-from lanemq.model.errors import InvalidOption, LaneError, OrderError
+from lanemq.model.errors import InvalidOption, OrderError
 from lanemq.model.units import Millis, Seconds, to_millis, to_seconds
 from lanemq.pipelines.stages.transitions.event_time import EventTime
-from lanemq.pipelines.stages.transitions.messages import Event, OnTimer, Row, Step, decode_empty_as_none
+from lanemq.pipelines.stages.transitions.messages import Event, OnTimer, Step, decode_empty_as_none
 from lanemq.pipelines.stages.transitions.shard import LaneCodec
 
 OnGap: TypeAlias = Literal["report", "hold", "fail"]
 Number: TypeAlias = Callable[[Event], int]
-OnExpire: TypeAlias = Callable[[Any, str | None], Iterable[Row]]
-"""`on_expire(state, key) -> rows`, called when a state is forgotten."""
 
 MAX_REASON_CHARACTERS: Final = 4_000
 """Length of a reason; some errors quote the whole body."""
@@ -216,10 +214,6 @@ class BehindWatermark(OrderError):
     """An event behind the watermark, where such events become dead letters."""
 
 
-class ExpireFailed(LaneError):
-    """`on_expire` failed for the state that an event found expired. The policy applies, as if the step had failed."""
-
-
 class UnfitState(InvalidOption):
     """A state that is not the same after it was written and read. It fails the batch: no policy for a key can help."""
 
@@ -249,7 +243,6 @@ class Rules:
     mean nothing."""
     one_queue_per_key: bool = False
     """Whether a key in a second queue is refused. Without numbers its events could not be ordered."""
-    on_expire: OnExpire | None = None
     decode_empty: Callable[[Any], Any] = decode_empty_as_none
     """Decodes an empty or missing body. Separate from `decode` because an extra call per message is measurable."""
     on_timer: OnTimer | None = None

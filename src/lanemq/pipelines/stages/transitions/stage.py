@@ -67,7 +67,6 @@ from lanemq.pipelines.stages.transitions.rules import (
     FrozenOptions,
     Hold,
     Number,
-    OnExpire,
     OnGap,
     Park,
     Policy,
@@ -144,9 +143,6 @@ class Transitions(Stage):
         on_queue_change: What to do when the topic has more queues than the state was made with or, with
             `shards=<number>` and without `sequence`, when a key is found in two queues. "fail", or "continue" if
             no key has moved or a moved key may start with no state; this cannot be checked then.
-        on_expire: `on_expire(state, key) -> rows`, called for a state that `StateLimits(expire_after)` forgets;
-            its rows are written with the batch that does so. If it fails, the state is kept and it is called
-            again later. If it fails for a state that an event found expired, `on_failure` applies to the event.
         on_timer: `on_timer(state, timer, context) -> (state, rows)`, called when a timer is due that the step set
             with `context.set_timer`. The step is then `step(state, event, context)`. If it fails, `on_failure`
             applies as for an event.
@@ -176,7 +172,6 @@ class Transitions(Stage):
         shards: Literal["queue"] | int = "queue",
         limits: StateLimits | None = None,
         on_queue_change: OnQueueChange = "fail",
-        on_expire: OnExpire | None = None,
         on_timer: OnTimer | None = None,
         event_time: EventTime | None = None,
         timers_every: Seconds = 1.0,
@@ -199,7 +194,6 @@ class Transitions(Stage):
             limits=limits or StateLimits(),
             by_queue=by_queue,
             one_queue_per_key=not by_queue and sequence is None and on_change == "fail",
-            on_expire=on_expire,
             on_timer=on_timer,
             event_time=event_time or EventTime(),
             upgrade_state=upgrade_state,
@@ -467,10 +461,6 @@ def _check(options: StageOptions, shards: object) -> None:
         raise InvalidOption(f"on_gap={options.on_gap!r}: use 'report', 'hold' or 'fail'")
     if shards != "queue" and (type(shards) is not int or shards < 1):
         raise InvalidOption(f"shards={shards!r}: use 'queue', or a number of 1 or more")
-    if options.on_expire is not None and not callable(options.on_expire):
-        raise InvalidOption(f"on_expire={options.on_expire!r} cannot be called: give a function of (state, key)")
-    if options.on_expire is not None and options.limits.expire_after is None:
-        raise InvalidOption("on_expire is never called without limits=StateLimits(expire_after=...): give both")
     check_state_type(options.state_type)
     if options.upgrade_state is not None and (not callable(options.upgrade_state) or options.state_type is None):
         raise InvalidOption("upgrade_state is a function of the old state, and needs state_type: give both")

@@ -46,7 +46,6 @@ from lanemq.pipelines.stages.transitions.operator_requests import (
 from lanemq.pipelines.stages.transitions.output_values import UNCHANGED, check_value
 from lanemq.pipelines.stages.transitions.rules import (
     Number,
-    OnExpire,
     OnGap,
     Policy,
     Rules,
@@ -83,7 +82,6 @@ class StageOptions:
     by_queue: bool = True
     """Whether shards are queues."""
     one_queue_per_key: bool = False
-    on_expire: OnExpire | None = None
     on_timer: OnTimer | None = None
     event_time: EventTime = field(default_factory=EventTime)
     upgrade_state: UpgradeState | None = None
@@ -103,7 +101,6 @@ class StageOptions:
             first_number=self.first_number,
             by_queue=self.by_queue,
             one_queue_per_key=self.one_queue_per_key,
-            on_expire=self.on_expire,
             decode_empty=empty_decoder(self.decode),
             on_timer=self.on_timer,
             event_time=self.event_time,

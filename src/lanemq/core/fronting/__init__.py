@@ -1,0 +1,1 @@
+"""The rules of a front: it hands runs of lanes to clients that ask for messages and acknowledge them one by one."""

@@ -1,0 +1,260 @@
+"""One member for each group whose clients are here.
+
+The member is LaneMQ's own (`ConsumerEngine`) on a thread of its own, so that nothing here delays its keep-alives. It
+has no handlers: its lanes are taken by this module, on the front's event loop, and handed to clients. It joins with the
+first consumer of its group and leaves with the last, because a member owns queues. Its topics and tags are those of its
+clients; when they change, a new member takes the place of the old one.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from lanemq.client.consumer.engine import EngineThread, without_resources
+from lanemq.client.consumer.options import ConsumerSettings, consumer_options
+from lanemq.client.consumer.turns.handler import Stop
+from lanemq.client.consumer.turns.history import TurnRecorder
+from lanemq.client.consumer.turns.scheduler import MessageFinished, MessageRun, Scheduler
+from lanemq.client.consumer.turns.subscription import Subscription
+from lanemq.client.consumer.turns.taking import TakingScheduler
+from lanemq.client.consumer.turns.workers import RunEnd
+from lanemq.client.identity import new_client_id
+from lanemq.clock import Clock
+from lanemq.core.consuming.retry_policy import DeadLetter, FailurePolicy, HoldKey, SendBack
+from lanemq.core.consuming.runs import DONE, STOPPED, LaneRun, Order, Outcome, Why
+from lanemq.core.consuming.scheduler import LaneScheduler
+from lanemq.grpc_front.options import FrontOptions
+from lanemq.model.errors import LaneError
+from lanemq.model.names import retry_topic
+from lanemq.model.units import Millis
+from lanemq.wire.lane_bodies import FrontClientsBody
+from lanemq.wire.lane_fields import FRONT_SUFFIX
+
+log = logging.getLogger(__name__)
+
+REPORT_SECONDS = 0.2
+"""Interval of offset reports: what a crash of the front leaves unreported is delivered again."""
+STOP_SECONDS = 10.0
+"""How long a member that ends waits for what its clients are processing."""
+RESTART_SECONDS = 1.0
+"""Pause before a member that ended by an error is replaced."""
+SETTLE_SECONDS = 0.05
+"""How long a change of topics waits for others: after a restart of the front, clients call for one topic at a time."""
+
+Tags = Mapping[str, str]
+"""Tags by topic."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a group's clients subscribe to."""
+
+    tags: Tags
+    ordered: bool
+
+    def subscriptions(self, policy: FailurePolicy) -> list[Subscription]:
+        order = Order.KEY if self.ordered else Order.NONE
+        return [
+            Subscription(topic=topic, tags=tags, order=order, policy=policy, run_limit=1)
+            for topic, tags in self.tags.items()
+        ]
+
+
+class GroupMember:
+    """A running member, and the lanes of its topics."""
+
+    def __init__(self, group: str, wanted: Wanted, front: FrontOptions, clock: Clock, on_work: Callable[[], None]):
+        self.group, self.wanted = group, wanted
+        settings: ConsumerSettings = {
+            "codec": "bytes",
+            "commit_every": REPORT_SECONDS,
+            "stop_timeout": STOP_SECONDS,
+            "clock": clock,
+            "client_id": new_client_id() + FRONT_SUFFIX,
+        }
+        if front.history is not None:
+            settings["history"] = front.history
+        self.options = consumer_options(front.servers, group, **settings)
+        history = self.options.history
+        self.recorder = TurnRecorder(group, history, clock, keyed=wanted.ordered) if history.on else None
+        self._on_work = on_work
+        self._loop = asyncio.get_running_loop()
+        self._lanes: dict[str, TakingScheduler] = {}
+        self._aside: dict[str, deque[MessageRun]] = {}
+        """Runs of the retry topic whose messages belong to a topic that nobody has asked for since they were taken."""
+        self._policy = _policy(front, group, wanted)
+        self.thread = EngineThread(self.options, without_resources(wanted.subscriptions(self._policy)), self._make)
+
+    def _make(self, subscription: Subscription, clock: Clock) -> Scheduler:
+        """Called on the member's thread."""
+        made = TakingScheduler(LaneScheduler(subscription.lanes), clock, self._tell)
+        self._lanes[subscription.topic] = made
+        return made
+
+    def _tell(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the front's loop has ended
+            self._loop.call_soon_threadsafe(self._on_work)
+
+    def take(self, topic: str, most: int) -> MessageRun | Millis | None:
+        """A run of a topic; or when a held lane may run again, None if none is held."""
+        found = self._take_from(topic, most)
+        if isinstance(found, LaneRun):
+            return found
+        again = self._take_retry(topic)
+        if isinstance(again, LaneRun):
+            return again
+        times = [time for time in (found, again) if time is not None]
+        return min(times) if times else None
+
+    def _take_from(self, topic: str, most: int) -> MessageRun | Millis | None:
+        lanes = self._lanes.get(topic)
+        return None if lanes is None or lanes.closed else lanes.take_now(most)
+
+    def _take_retry(self, topic: str) -> MessageRun | Millis | None:
+        """A run of the retry topic whose message was first sent to `topic`."""
+        if self._aside.get(topic):
+            return self._aside[topic].popleft()
+        while isinstance(found := self._take_from(retry_topic(self.group), 1), LaneRun):
+            if found.messages[0].topic == topic:
+                return found
+            self._aside.setdefault(found.messages[0].topic, deque()).append(found)
+        return found
+
+    # how runs end
+
+    def begun(self, run: MessageRun, client: str) -> None:
+        self._lanes[run.queue.topic].handed_to(run, client)
+        if self.recorder is not None:
+            self.recorder.begin(run.messages, run)
+
+    def finish(self, run: MessageRun, outcome: Outcome, done: int = 0, error: Exception | None = None) -> Why:
+        """Ends a run; what must be sent to the broker is sent on the member's thread."""
+        stop = None if outcome is DONE else Stop(outcome, succeeded=done, error=error)
+        if self.recorder is not None:
+            self.recorder.end(run.messages, run, stop)
+        lanes = self._lanes[run.queue.topic]
+        lanes.handed_to(run, "")
+        finished = lanes.finish(run, outcome, done, "" if error is None else str(error))
+        if finished.why is Why.SEND_BACK and stop is not None:
+            self._send_back(run, RunEnd(stop, done), finished)
+        return finished.why
+
+    def _send_back(self, run: MessageRun, end: RunEnd, finished: MessageFinished) -> None:
+        engine = self.thread.engine
+        following = engine.reporter.follow(engine.subscriptions[run.queue.topic], run, end, finished)
+        future: Future[MessageFinished] = asyncio.run_coroutine_threadsafe(following, self.thread.loop)
+        future.add_done_callback(_log_failure)
+
+    def now_has(self, clients: FrontClientsBody) -> None:
+        """For operators: the clients of the group."""
+        for lanes in self._lanes.values():
+            lanes.now_has(clients)
+
+    def put_back(self, run: MessageRun) -> None:
+        """Returns a run that was taken and not handed out."""
+        self._lanes[run.queue.topic].finish(run, STOPPED)
+
+    @property
+    def alive(self) -> bool:
+        return self.thread.running
+
+
+def _policy(front: FrontOptions, group: str, wanted: Wanted) -> FailurePolicy:
+    if not wanted.ordered:
+        return SendBack(retries=16 if front.retries < 0 else front.retries)
+    hold = HoldKey(retries=front.retries)
+    return DeadLetter(skip=True, hold=hold) if group in front.dead_letter_groups else hold
+
+
+def _log_failure(future: "Future[MessageFinished]") -> None:
+    if not future.cancelled() and (error := future.exception()) is not None:
+        log.error("a failed message was not sent back", exc_info=error)
+
+
+class Group:
+    """A group of which clients are here: keeps its member as the clients need it."""
+
+    def __init__(self, name: str, front: FrontOptions, clock: Clock, on_work: Callable[["Group"], None]) -> None:
+        self.name = name
+        self.member: GroupMember | None = None
+        self.failure = ""
+        """Why there is no member, if one is wanted."""
+        self._front, self._clock = front, clock
+        self._on_work = on_work
+        self._wanted: Wanted | None = None
+        self._changed = asyncio.Event()
+        self._told = False
+        self._keeper = asyncio.create_task(self._keep())
+
+    def want(self, wanted: Wanted | None) -> None:
+        """What the clients subscribe to now; None: there are none."""
+        if wanted != self._wanted:
+            self._wanted = wanted
+            self._changed.set()
+
+    @property
+    def wanted(self) -> Wanted | None:
+        return self._wanted
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to keep."""
+        return self._wanted is None and self.member is None
+
+    def check(self) -> None:
+        """Called now and then: replaces a member that has ended by itself."""
+        if self.member is not None and not self.member.alive:
+            self._changed.set()
+
+    def look(self) -> None:
+        """There may be runs to take. Told once for many changes."""
+        if not self._told:
+            self._told = True
+            asyncio.get_running_loop().call_soon(self._look)
+
+    def _look(self) -> None:
+        self._told = False
+        self._on_work(self)
+
+    async def close(self) -> None:
+        """Hands the queues over, and waits for that."""
+        self._keeper.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._keeper
+        await self._stop_member()
+
+    async def _keep(self) -> None:
+        while True:
+            await self._changed.wait()
+            await asyncio.sleep(SETTLE_SECONDS)
+            self._changed.clear()
+            try:
+                await self._follow()
+            except (LaneError, OSError) as error:
+                self.failure = str(error)
+                log.warning("group %s has no member at the moment: %s", self.name, error)
+                await asyncio.sleep(RESTART_SECONDS)
+                self._changed.set()
+
+    async def _follow(self) -> None:
+        wanted, member = self._wanted, self.member
+        if member is not None and (member.wanted != wanted or not member.alive):
+            await self._stop_member()
+        if wanted is not None and self.member is None:
+            started = GroupMember(self.name, wanted, self._front, self._clock, self.look)
+            await asyncio.to_thread(started.thread.start)
+            self.member, self.failure = started, ""
+            log.info("group %s: member %s joined for %s", self.name, started.options.client_id, ", ".join(wanted.tags))
+        self.look()
+
+    async def _stop_member(self) -> None:
+        member = self.member
+        if member is not None:
+            try:
+                await asyncio.to_thread(member.thread.stop)
+            finally:
+                self.member = None

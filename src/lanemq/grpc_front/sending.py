@@ -1,0 +1,122 @@
+"""SendMessage: each message goes to the queue of its message group, as everywhere in LaneMQ.
+
+A client that gets no answer in time sends the message again with the same id. The ids of the last minutes are kept with
+their receipts, so such a repeat is stored once. They are in memory: a repeat through another front, or after a restart,
+is stored twice.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from lanemq.client.producer.async_producer import AsyncProducer
+from lanemq.client.producer.batches import SendArguments
+from lanemq.client.receipt import Receipt
+from lanemq.clock import Clock
+from lanemq.grpc_front.answers import OK, Failed, name_of, status_of
+from lanemq.model.errors import LaneError
+from lanemq.model.units import Millis
+from lanemq.wire.grpc.messages import (
+    Code,
+    Encoding,
+    MessageType,
+    SendMessageResponse,
+    SendResultEntry,
+    Status,
+    SystemProperties,
+    WireMessage,
+)
+
+REMEMBERED_MS, REMEMBERED = 120_000, 100_000
+"""How long, and how many ids of stored messages are kept. Clients repeat within seconds."""
+MAX_GROUP_CHARS = 127
+
+_Sent = asyncio.Task[Receipt]
+
+
+class Sender:
+    """The producer of a front, and the messages it has sent lately."""
+
+    def __init__(self, producer: AsyncProducer, clock: Clock) -> None:
+        self._producer = producer
+        self._clock = clock
+        self._sent: OrderedDict[tuple[str, str], tuple[Millis, _Sent]] = OrderedDict()
+        self.stored = self.repeats = self.failed = 0
+
+    async def send(self, messages: Sequence[WireMessage]) -> SendMessageResponse:
+        """Stores the messages of a call, those of a message group in their order."""
+        entries: list[SendResultEntry] = []
+        sending = [self._begin(message) for message in messages]
+        for message, begun in zip(messages, sending, strict=True):
+            entries.append(await self._entry(message, begun))
+        if not entries:
+            raise Failed(Code.BAD_REQUEST, "the request has no message")
+        statuses = [entry.status for entry in entries if entry.status is not None]
+        first = statuses[0]
+        same = all(status.code == first.code for status in statuses)
+        return SendMessageResponse(first if same else Status(Code.MULTIPLE_RESULTS, "see the entries"), entries)
+
+    def _begin(self, message: WireMessage) -> "_Sent | Failed":
+        """Hands a message to the producer at once, so that calls keep the order of their arrival."""
+        try:
+            topic, system = name_of(message.topic, "topic"), _checked(message)
+        except Failed as failed:
+            return failed
+        self._forget_old()
+        place = topic, system.message_id
+        known = self._sent.get(place)
+        if known is not None and not _has_failed(known[1]):
+            self.repeats += 1
+            return known[1]
+        arguments: SendArguments = {
+            "message_id": system.message_id,
+            "tag": system.tag or None,
+            "keys": tuple(system.keys),
+            "properties": message.user_properties,
+        }
+        sending = self._producer.send(topic, message.body, key=system.message_group, **arguments)
+        task = asyncio.get_running_loop().create_task(sending)
+        task.add_done_callback(_has_failed)  # also if the client has gone and nobody waits for it
+        self._sent[place] = self._clock.now(), task
+        return task
+
+    async def _entry(self, message: WireMessage, begun: "_Sent | Failed") -> SendResultEntry:
+        message_id = message.system.message_id if message.system is not None else ""
+        if isinstance(begun, Failed):
+            self.failed += 1
+            return SendResultEntry(begun.status, message_id)
+        try:
+            receipt = await asyncio.shield(begun)
+        except LaneError as error:
+            self.failed += 1
+            return SendResultEntry(status_of(error), message_id)
+        self.stored += 1
+        return SendResultEntry(OK, message_id, offset=receipt.offset)
+
+    def _forget_old(self) -> None:
+        before = self._clock.now() - REMEMBERED_MS
+        while self._sent:
+            place, (at, task) = next(iter(self._sent.items()))
+            if (at > before and len(self._sent) <= REMEMBERED) or not task.done():
+                break
+            del self._sent[place]
+
+
+def _has_failed(task: _Sent) -> bool:
+    return task.done() and (task.cancelled() or task.exception() is not None)
+
+
+def _checked(message: WireMessage) -> SystemProperties:
+    """What a message says of itself; raises `Failed` for what LaneMQ cannot store as it is meant."""
+    system = message.system
+    if system is None or not system.message_id:
+        raise Failed(Code.ILLEGAL_MESSAGE_ID, "the message has no id")
+    if system.body_encoding == Encoding.GZIP:
+        raise Failed(Code.UNSUPPORTED, "compressed bodies are not supported")
+    if system.message_type in (MessageType.DELAY, MessageType.TRANSACTION, MessageType.LITE, MessageType.PRIORITY):
+        kind = MessageType(system.message_type).name.lower()
+        raise Failed(Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, f"{kind} messages are not supported")
+    if system.message_group is not None and not 0 < len(system.message_group) <= MAX_GROUP_CHARS:
+        text = f"the message group must have 1 to {MAX_GROUP_CHARS} characters"
+        raise Failed(Code.ILLEGAL_MESSAGE_GROUP, text)
+    return system

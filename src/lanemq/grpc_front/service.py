@@ -1,0 +1,439 @@
+"""The calls of `MessagingService`, each with its checks, its work and its status.
+
+Every error of an application is a status inside a successful answer; gRPC's own codes are for calls that are none.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TypeVar
+
+from lanemq.client.message import Message
+from lanemq.clock import Clock
+from lanemq.core.fronting.hand_outs import HandOut, Verdict
+from lanemq.grpc_front.access import Access
+from lanemq.grpc_front.answers import OK, Failed, name_of, status_of
+from lanemq.grpc_front.clients import LONG_POLL_MS, ClientTable, GrpcClient, answer_to, tags_in
+from lanemq.grpc_front.delivery import wire_message
+from lanemq.grpc_front.groups import Group, Wanted
+from lanemq.grpc_front.handing import Handing, Receive
+from lanemq.grpc_front.options import FrontOptions
+from lanemq.grpc_front.port import CallHead, Parts, Refused
+from lanemq.grpc_front.routes import Routes
+from lanemq.grpc_front.sending import Sender
+from lanemq.model.errors import LaneError, RemoteProtocolError
+from lanemq.model.names import check_group
+from lanemq.model.units import Millis
+from lanemq.wire.grpc.codec import decode, encode
+from lanemq.wire.grpc.messages import (
+    AckMessageRequest,
+    AckMessageResponse,
+    AckMessageResultEntry,
+    ChangeInvisibleRequest,
+    ChangeInvisibleResponse,
+    ClientType,
+    Code,
+    ForwardRequest,
+    HeartbeatRequest,
+    Instant,
+    QueryAssignmentRequest,
+    QueryAssignmentResponse,
+    QueryRouteRequest,
+    QueryRouteResponse,
+    ReceiveMessageRequest,
+    ReceiveMessageResponse,
+    SendMessageRequest,
+    SendMessageResponse,
+    Settings,
+    Status,
+    StatusResponse,
+    TelemetryCommand,
+    TerminationRequest,
+)
+from lanemq.wire.lane_bodies import FrontClientBody, FrontClientsBody
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+MIN_INVISIBLE_MS, MAX_INVISIBLE_MS = 1_000, 12 * 3_600_000
+MAX_POLL_MS = 20_000
+SPARE_SECONDS = 0.5
+"""How long before the client's deadline a receive is answered."""
+MAX_BATCH = 256
+TICK_SECONDS = 0.1
+
+_STALE = Status(Code.INVALID_RECEIPT_HANDLE, "the handle is not valid any more: the message is or was delivered again")
+_NOT_NOW = Status(Code.HA_NOT_AVAILABLE, "the front does not reach the broker at the moment: try again")
+_NOTHING = Status(Code.MESSAGE_NOT_FOUND, "no message at the moment")
+_STATUS = {Verdict.STALE: _STALE, Verdict.NOT_NOW: _NOT_NOW, Verdict.COUNTED: OK, Verdict.ENDED: OK}
+
+
+class FrontService:
+    """One front. Made on its event loop."""
+
+    def __init__(
+        self, options: FrontOptions, access: Access, routes: Routes, sender: Sender, boot: str, clock: Clock
+    ) -> None:
+        self.options = options
+        self.clients = ClientTable(options.max_clients)
+        self.groups: dict[str, Group] = {}
+        self.handing = Handing(boot, clock, Millis(round(options.longest_handler * 1000)))
+        self.sender = sender
+        self.draining = False
+        self.access, self._routes, self.clock = access, routes, clock
+        self._unary: dict[str, tuple[type, Callable[..., Awaitable[object]], type]] = {
+            "QueryRoute": (QueryRouteRequest, self._query_route, QueryRouteResponse),
+            "Heartbeat": (HeartbeatRequest, self._heartbeat, StatusResponse),
+            "SendMessage": (SendMessageRequest, self._send, SendMessageResponse),
+            "QueryAssignment": (QueryAssignmentRequest, self._query_assignment, QueryAssignmentResponse),
+            "AckMessage": (AckMessageRequest, self._acknowledge, AckMessageResponse),
+            "ChangeInvisibleDuration": (ChangeInvisibleRequest, self._change_invisible, ChangeInvisibleResponse),
+            "ForwardMessageToDeadLetterQueue": (ForwardRequest, self._forward, StatusResponse),
+            "NotifyClientTermination": (TerminationRequest, self._terminate, StatusResponse),
+        }
+
+    @property
+    def methods(self) -> frozenset[str]:
+        return frozenset({*self._unary, "ReceiveMessage", "Telemetry"})
+
+    # the port
+
+    async def answer(self, head: CallHead, body: bytes) -> bytes:
+        kind, act, answered = self._unary[head.method]
+        try:
+            return encode(await act(self.caller(head), decode(kind, body)))
+        except Failed as failed:
+            return encode(answered(failed.status))
+        except RemoteProtocolError as error:
+            raise Refused("INVALID_ARGUMENT", str(error)) from None
+        except LaneError as error:
+            return encode(answered(status_of(error)))
+
+    def caller(self, head: CallHead) -> GrpcClient:
+        """The client of a call, which counts as seen; raises `Failed` for one without a valid signature."""
+        user = self.access.user_of(head)
+        return self.clients.of_call(head, user, now=self.clock.now())
+
+    def stream(self, head: CallHead, body: bytes) -> Parts:
+        return _Received(self, head, body)
+
+    def converse(self, head: CallHead, messages: AsyncIterator[bytes]) -> Parts:
+        return _Telemetry(self, head, messages)
+
+    # routes
+
+    async def _query_route(self, client: GrpcClient, request: QueryRouteRequest) -> QueryRouteResponse:
+        topic = name_of(request.topic, "topic")
+        self.access.look(client.user, topic)
+        return await self._routes.answer(topic, request.endpoints)
+
+    async def _query_assignment(self, client: GrpcClient, request: QueryAssignmentRequest) -> QueryAssignmentResponse:
+        topic, group = name_of(request.topic, "topic"), name_of(request.group, "group")
+        self.access.consume(client.user, group, topic)
+        return await self._routes.assignments(topic, request.endpoints)
+
+    # sending
+
+    async def _send(self, client: GrpcClient, request: SendMessageRequest) -> SendMessageResponse:
+        for topic in {name_of(message.topic, "topic") for message in request.messages}:
+            self.access.send(client.user, topic)
+        return await self.sender.send(request.messages)
+
+    # clients
+
+    async def _heartbeat(self, client: GrpcClient, request: HeartbeatRequest) -> StatusResponse:
+        if request.group is not None:
+            group = name_of(request.group, "group")
+            self.access.act_for(client.user, group)
+        client.type = request.client_type or client.type
+        return StatusResponse(OK)
+
+    async def _terminate(self, client: GrpcClient, _: TerminationRequest) -> StatusResponse:
+        self._leave(client)
+        return StatusResponse(OK)
+
+    def _leave(self, client: GrpcClient) -> None:
+        """The client is not there any more: its messages are for others now."""
+        self.clients.forget(client.id)
+        self.handing.client_gone(client.id)
+        if client.group is not None:
+            self._update(client.group)
+
+    async def settings_for(self, client: GrpcClient, settings: Settings) -> TelemetryCommand:
+        """Notes what a client says of itself, and answers with what it is told."""
+        agent = settings.user_agent
+        if agent is not None and agent.language:
+            with contextlib.suppress(ValueError):
+                client.language = type(client.language)(agent.language)
+            client.version = agent.version[:64]
+        client.type = settings.client_type or client.type
+        ordered, subscription = False, settings.subscription
+        if subscription is not None:
+            group = name_of(subscription.group, "group")
+            tags = {name_of(each.topic, "topic"): tags_in(each.expression) for each in subscription.subscriptions}
+            for topic in tags:
+                self.access.consume(client.user, group, topic)
+            ordered = await self._subscribe(client, group, tags)
+        told = answer_to(
+            settings, client.language, ordered=ordered,
+            max_body_bytes=self.options.max_body_bytes, retries=self.options.retries,
+        )  # fmt: skip
+        return TelemetryCommand(OK, told)
+
+    async def _subscribe(self, client: GrpcClient, name: str, tags: dict[str, str]) -> bool:
+        """Notes what a consumer subscribes to; returns whether its group consumes in order."""
+        check_group(name)
+        others = {
+            topic: theirs
+            for each in self.clients.of_group(name)
+            if each is not client
+            for topic, theirs in each.tags.items()
+        }
+        for topic, wanted in tags.items():
+            if others.get(topic, wanted) != wanted:
+                text = (
+                    f"group {name!r} reads topic {topic!r} with tags {others[topic]!r}, and this client asks for "
+                    f"{wanted!r}: all members of a group use the same tags"
+                )
+                raise Failed(Code.ILLEGAL_FILTER_EXPRESSION, text)
+        client.group, client.tags = name, {**client.tags, **tags}
+        every = {**others, **client.tags}
+        ordered = await self._routes.ordered(every)
+        if name not in self.groups and len(self.groups) >= self.options.max_groups:
+            client.group = None
+            raise Failed(Code.TOO_MANY_REQUESTS, f"this front has {self.options.max_groups} groups already")
+        self._group(name).want(Wanted(every, ordered))
+        return ordered
+
+    def _group(self, name: str) -> Group:
+        group = self.groups.get(name)
+        if group is None:
+            group = self.groups[name] = Group(name, self.options, self.clock, self.handing.serve)
+        return group
+
+    def _update(self, name: str) -> None:
+        """A client of the group has gone."""
+        group = self.groups.get(name)
+        if group is None:
+            return
+        tags = self.clients.tags_of(name)
+        wanted = group.wanted
+        group.want(Wanted(tags, wanted.ordered) if tags and wanted is not None else None)
+
+    # receiving
+
+    async def receive(
+        self, head: CallHead, client: GrpcClient, request: ReceiveMessageRequest
+    ) -> list[HandOut[Message]]:
+        """The messages for a call; empty if none came in time."""
+        group = name_of(request.group, "group")
+        topic = name_of(request.queue.topic if request.queue is not None else None, "topic")
+        self.access.consume(client.user, group, topic)
+        tags = tags_in(request.filter)
+        if client.group != group or client.tags.get(topic) != tags:
+            await self._subscribe(client, group, {topic: tags})
+        kept = self._group(group)
+        invisible = None if request.auto_renew else _invisible(request)
+        call = Receive(
+            client, kept, topic, max(1, min(request.batch_size or 1, MAX_BATCH)), Millis(0), invisible,
+            request.attempt_id or "",
+        )  # fmt: skip
+        got = await self.handing.receive(call, _patience(head, request))
+        if not got and kept.failure:
+            raise Failed(Code.INTERNAL_SERVER_ERROR, f"group {group!r} is not served at the moment: {kept.failure}")
+        return got
+
+    # decisions
+
+    async def _acknowledge(self, client: GrpcClient, request: AckMessageRequest) -> AckMessageResponse:
+        group, topic = name_of(request.group, "group"), name_of(request.topic, "topic")
+        self.access.act_for(client.user, group)
+        entries = [
+            AckMessageResultEntry(
+                each.message_id,
+                each.receipt_handle,
+                _STATUS[self.handing.acknowledge(client, each.receipt_handle, group, topic)],
+            )
+            for each in request.entries
+        ]
+        statuses = [each.status for each in entries if each.status is not None]
+        if not statuses:
+            raise Failed(Code.BAD_REQUEST, "the request acknowledges nothing")
+        same = all(status is statuses[0] for status in statuses)
+        return AckMessageResponse(statuses[0] if same else Status(Code.MULTIPLE_RESULTS, "see the entries"), entries)
+
+    async def _forward(self, client: GrpcClient, request: ForwardRequest) -> StatusResponse:
+        """A handler failed. Answered OK also if the handle is stale: clients repeat anything else for ever."""
+        group, topic = name_of(request.group, "group"), name_of(request.topic, "topic")
+        self.access.act_for(client.user, group)
+        self.handing.fail(client, request.receipt_handle, group, topic, None)
+        return StatusResponse(OK)
+
+    async def _change_invisible(self, client: GrpcClient, request: ChangeInvisibleRequest) -> ChangeInvisibleResponse:
+        """A push consumer says that its handler failed, and when to try again; another one asks for more time."""
+        group, topic = name_of(request.group, "group"), name_of(request.topic, "topic")
+        self.access.act_for(client.user, group)
+        asked = Millis(request.invisible_duration.ms) if request.invisible_duration is not None else Millis(0)
+        if not 0 <= asked <= MAX_INVISIBLE_MS:
+            raise Failed(Code.ILLEGAL_INVISIBLE_TIME, f"{asked} ms is no invisible duration: use up to 12 hours")
+        handle = request.receipt_handle
+        if client.type == ClientType.PUSH_CONSUMER:
+            verdict = self.handing.fail(client, handle, group, topic, asked)
+            return ChangeInvisibleResponse(_STATUS[verdict], handle)
+        decision = self.handing.change(handle, group, topic, asked)
+        if decision.hand_out is None or not decision.counts:
+            return ChangeInvisibleResponse(_STATUS[decision.verdict])
+        return ChangeInvisibleResponse(OK, decision.hand_out.handles[decision.at])
+
+    # life
+
+    async def run(self) -> None:
+        """Looks after clients and groups until it is cancelled."""
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            for client in self.clients.gone(now=self.clock.now()):
+                log.info("client %s is gone", client.name)
+                self.handing.client_gone(client.id)
+                if client.group is not None:
+                    self._update(client.group)
+            self.handing.tidy()
+            for name, group in list(self.groups.items()):
+                group.check()
+                if group.member is not None:
+                    group.member.now_has(self._clients_of(name))
+                if group.idle and not self.clients.of_group(name):
+                    del self.groups[name]
+                    await group.close()
+
+    def _clients_of(self, group: str) -> FrontClientsBody:
+        """The clients of a group, as its operators see them."""
+        out = self.handing.hand_outs
+        return FrontClientsBody(
+            clients=[
+                FrontClientBody(
+                    id=each.id,
+                    language=each.language.name.lower(),
+                    version=each.version,
+                    held=sum(len(hand_out.handles) for hand_out in out.of_client(each.id)),
+                )
+                for each in self.clients.of_group(group)
+            ]
+        )
+
+    async def drain(self, seconds: float) -> None:
+        """Hands nothing out any more, and waits for the decisions about what clients have."""
+        self.draining = self.handing.draining = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.handing.all_decided()
+
+    async def close(self) -> None:
+        """Hands all queues over."""
+        await asyncio.gather(*(group.close() for group in self.groups.values()))
+
+
+def _invisible(request: ReceiveMessageRequest) -> Millis:
+    asked = request.invisible_duration.ms if request.invisible_duration is not None else 0
+    if not MIN_INVISIBLE_MS <= asked <= MAX_INVISIBLE_MS:
+        raise Failed(
+            Code.ILLEGAL_INVISIBLE_TIME, f"an invisible duration of {asked} ms is not allowed: 1 s to 12 hours"
+        )
+    return Millis(asked)
+
+
+def _patience(head: CallHead, request: ReceiveMessageRequest) -> float:
+    """How long a receive waits, in seconds: as it asks, and no longer than its client waits for the answer."""
+    asked = request.long_polling_timeout.ms if request.long_polling_timeout is not None else LONG_POLL_MS
+    seconds = min(asked, MAX_POLL_MS) / 1000
+    if head.seconds_left is not None:
+        seconds = min(seconds, head.seconds_left - SPARE_SECONDS)
+    return max(0.0, seconds)
+
+
+class _Received:
+    """The answer to one ReceiveMessage: its status, its messages, and the time of delivery."""
+
+    def __init__(self, service: FrontService, head: CallHead, body: bytes) -> None:
+        self._service, self._head, self._body = service, head, body
+        self._got: list[HandOut[Message]] = []
+        self._client: GrpcClient | None = None
+        self._call = 0
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        service, now = self._service, self._service.clock.now()
+        try:
+            self._client = client = service.caller(self._head)
+            self._call = service.clients.alive.opened(client.id, self._head.connection, now=now)
+            request = decode(ReceiveMessageRequest, self._body)
+            self._got = await service.receive(self._head, client, request)
+        except RemoteProtocolError as error:
+            raise Refused("INVALID_ARGUMENT", str(error)) from None
+        except (Failed, LaneError) as error:
+            status = error.status if isinstance(error, Failed) else status_of(error)
+            yield encode(ReceiveMessageResponse(status=status))
+            return
+        yield encode(ReceiveMessageResponse(status=OK if self._got else _NOTHING))
+        for each in self._got:
+            invisible = Millis(each.until - each.began)
+            for at, message in enumerate(each.run.messages):
+                yield encode(ReceiveMessageResponse(message=wire_message(message, each, at, invisible)))
+        if self._got:
+            wall = Instant.of_ms(service.clock.wall())
+            yield encode(ReceiveMessageResponse(delivery_timestamp=wall))
+
+    def ended(self, *, complete: bool) -> None:
+        if self._client is not None:
+            now = self._service.clock.now()
+            self._service.clients.alive.ended(self._client.id, self._call, broken=not complete, now=now)
+        if not complete:
+            self._service.handing.give_back(self._got)
+
+
+class _Telemetry:
+    """One telemetry call: settings in, settings out, for as long as the client keeps it open."""
+
+    def __init__(self, service: FrontService, head: CallHead, messages: AsyncIterator[bytes]) -> None:
+        self._service, self._head, self._messages = service, head, messages
+        self._client: GrpcClient | None = None
+        self._call = 0
+        self._out: asyncio.Queue[TelemetryCommand | None] = asyncio.Queue()
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        service, now = self._service, self._service.clock.now()
+        try:
+            self._client = client = service.caller(self._head)
+        except Failed as failed:
+            yield encode(TelemetryCommand(failed.status))
+            return
+        self._call = service.clients.alive.opened(client.id, self._head.connection, now=now)
+        client.pushes.add(self._out)
+        reading = asyncio.create_task(self._read(client))
+        try:
+            while (command := await self._out.get()) is not None:
+                yield encode(command)
+        finally:
+            reading.cancel()
+            client.pushes.discard(self._out)
+
+    async def _read(self, client: GrpcClient) -> None:
+        try:
+            async for body in self._messages:
+                self._out.put_nowait(await self._answer(client, body))
+        finally:
+            self._out.put_nowait(None)
+
+    async def _answer(self, client: GrpcClient, body: bytes) -> TelemetryCommand:
+        try:
+            command = decode(TelemetryCommand, body)
+            if command.settings is None:
+                return TelemetryCommand(OK)
+            return await self._service.settings_for(client, command.settings)
+        except (Failed, LaneError) as error:
+            return TelemetryCommand(error.status if isinstance(error, Failed) else status_of(error))
+
+    def ended(self, *, complete: bool) -> None:
+        """A telemetry call is never complete: a client that ends says so, and one whose connection is lost cannot."""
+        if self._client is not None:
+            now = self._service.clock.now()
+            self._service.clients.alive.ended(self._client.id, self._call, broken=True, now=now)

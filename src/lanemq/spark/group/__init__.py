@@ -1,1 +1,0 @@
-"""The driver as a fenced member of a consumer group."""

@@ -1,0 +1,70 @@
+"""Which clients are there."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lanemq.core.fronting.liveness import RECONNECT_MS, SILENT_MS, Clients
+from lanemq.model.units import Millis
+
+
+def at(milliseconds: int) -> Millis:
+    return Millis(milliseconds)
+
+
+def test_a_client_whose_connection_is_lost_is_gone_soon() -> None:
+    clients = Clients()
+    call = clients.opened("c", "here:1", now=at(0))
+    clients.ended("c", call, broken=True, now=at(100))
+    assert clients.gone(now=at(100 + RECONNECT_MS - 1)) == []
+    assert clients.gone(now=at(100 + RECONNECT_MS)) == ["c"]
+    assert "c" not in clients
+
+
+def test_a_client_that_calls_again_stays() -> None:
+    clients = Clients()
+    call = clients.opened("c", "here:1", now=at(0))
+    clients.ended("c", call, broken=True, now=at(100))
+    clients.seen("c", now=at(200))
+    assert clients.gone(now=at(100 + RECONNECT_MS)) == []
+
+
+def test_giving_up_one_call_of_a_connection_means_nothing() -> None:
+    clients = Clients()
+    telemetry = clients.opened("c", "here:1", now=at(0))
+    clients.opened("c", "here:1", now=at(0))
+    clients.ended("c", telemetry, broken=True, now=at(100))
+    assert clients.gone(now=at(10 * SILENT_MS)) == []
+
+
+def test_a_lost_connection_is_noticed_whichever_of_its_calls_ends_first() -> None:
+    for broken in (True, False), (False, True):
+        clients = Clients()
+        calls = [clients.opened("c", "here:1", now=at(0)) for _ in range(2)]
+        for call, how in zip(calls, broken, strict=True):
+            clients.ended("c", call, broken=how, now=at(100))
+        assert clients.gone(now=at(100 + RECONNECT_MS)) == ["c"]
+
+
+def test_a_client_with_an_open_call_may_be_silent_and_another_not() -> None:
+    clients = Clients()
+    clients.opened("open", "here:1", now=at(0))
+    clients.seen("silent", now=at(0))
+    assert clients.gone(now=at(SILENT_MS - 1)) == []
+    assert clients.gone(now=at(SILENT_MS)) == ["silent"]
+
+
+@given(st.lists(st.tuples(st.sampled_from(["seen", "opened", "ended", "broken"]), st.integers(0, 2000)), max_size=30))
+def test_a_client_that_ends_all_its_calls_is_gone_at_last(steps: list[tuple[str, int]]) -> None:
+    clients, now, calls = Clients(), 0, list[int]()
+    clients.seen("c", now=at(0))
+    for step, passed in steps:
+        now += passed
+        if step == "seen":
+            clients.seen("c", now=at(now))
+        elif step == "opened":
+            calls.append(clients.opened("c", f"here:{passed % 2}", now=at(now)))
+        elif calls:
+            clients.ended("c", calls.pop(), broken=step == "broken", now=at(now))
+    for call in calls:
+        clients.ended("c", call, broken=False, now=at(now))
+    assert clients.gone(now=at(now + SILENT_MS)) == ["c"]

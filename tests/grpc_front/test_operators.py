@@ -1,0 +1,26 @@
+"""Operators see the clients of a front, and what each of them has."""
+
+import time
+
+from click.testing import CliRunner
+from tests.grpc_front.conftest import Scene
+from tests.grpc_front.test_front import one
+
+from lanemq.cli.commands.group import group as group_command
+from lanemq.cli.commands.key import why
+from lanemq.wire.grpc.messages import Code
+
+
+def test_group_and_key_name_the_client(scene: Scene) -> None:
+    client = scene.client(language="JAVA")
+    client.send("0", key="k")
+    got = one(client)
+    until, shown = time.monotonic() + 10, ""
+    while client.id not in shown and time.monotonic() < until:
+        shown = CliRunner().invoke(group_command, ["describe", scene.group, "--server", scene.broker.address]).output
+    assert client.id in shown
+    assert "java" in shown
+    assert "1 message" in shown
+    reason = CliRunner().invoke(why, ["k", "--topic", scene.topic, "--server", scene.broker.address])
+    assert f"its handler at {client.id} (java 5.0.0)" in " ".join(reason.output.split()), reason.output
+    assert client.acknowledge(got) == Code.OK
