@@ -229,7 +229,7 @@ class CoordinatedRun:
         if sending or broker is None or coordinator is None:
             return sending or ["a server is down"]
         progress, store = coordinator.running.parts.progress, broker.running.parts.store
-        left = [f"{lane.name} waits" for each in progress.parked() for lane in each.lanes.values()]
+        left = [f"{lane.name} has {len(lane.offsets)}" for each in progress.parked() for lane in each.lanes.values()]
         for number in range(self.world.plan.orders_queues):
             end, done = store.bounds(ORDERS, number)[1], progress.at(GROUP, MessageQueue(ORDERS, BROKER, number)).offset
             if end != (done or 0):
