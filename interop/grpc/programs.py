@@ -51,7 +51,9 @@ CLIENTS: Mapping[str, Callable[[], list[str]]] = {"python": _python, "java": _ja
 class ClientRun:
     """A client at work; a thread collects its lines."""
 
-    def __init__(self, command: Sequence[str], role: str, log: Path, **options: object) -> None:
+    def __init__(
+        self, command: Sequence[str], role: str, log: Path, environment: Mapping[str, str], **options: object
+    ) -> None:
         words = [f"{name}={value}" for name, value in options.items()]
         self.lines: list[dict[str, Any]] = []
         self._changed = threading.Condition()
@@ -59,7 +61,7 @@ class ClientRun:
         # Libraries write their own logs into the home folder.
         self._child = subprocess.Popen(
             [*command, role, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, cwd=log.parent,
-            env={**os.environ, "HOME": str(log.parent)}, start_new_session=True,
+            env={**os.environ, "HOME": str(log.parent), **environment}, start_new_session=True,
         )  # fmt: skip
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

@@ -18,7 +18,6 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from lanemq.model.errors import (
-    ConnectFailed,
     InvalidOption,
     LaneError,
     ProtocolError,
@@ -27,7 +26,7 @@ from lanemq.model.errors import (
     TlsFailed,
 )
 from lanemq.net.address import Address
-from lanemq.net.link import CONNECT_SECONDS, Link
+from lanemq.net.link import CONNECT_SECONDS, Link, connect_failed
 from lanemq.net.security import (
     OPEN,
     Security,
@@ -74,7 +73,7 @@ def connect(address: Address, timeout: float = CONNECT_SECONDS) -> socket.socket
     try:
         sock = socket.create_connection(address, timeout)
     except OSError as error:
-        raise ConnectFailed(f"cannot connect to {address}: {error}; is a broker running there?") from error
+        raise connect_failed(address, error, timeout) from error
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock
 

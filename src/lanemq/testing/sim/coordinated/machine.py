@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 from lanemq.broker.connections import Connections
-from lanemq.broker.context import Counters
+from lanemq.broker.context import GroupContext
 from lanemq.broker.storage.disk_thread import DiskThread
 from lanemq.coordinator.app import Coordinator
 from lanemq.coordinator.config import CoordinatorOptions
@@ -53,8 +53,8 @@ class SimCoordinator(Coordinator):
     def _new_listener(self) -> Listener:
         return SimListener(self.options.listen)
 
-    def _new_server(self, connections: Connections, counters: Counters) -> Server:
-        return SimServer(connections, self._host, self._world.network, refusals=counters.refusals)
+    def _new_server(self, connections: Connections, parts: GroupContext) -> Server:
+        return SimServer(connections, self._host, self._world.network, refusals=parts.counters.refusals)
 
 
 class CoordinatorMachine:
