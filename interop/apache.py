@@ -26,7 +26,7 @@ SMALL_JVM = (
 
 
 @contextlib.contextmanager
-def apache(version: str, folder: Path) -> Iterator[str]:
+def apache(version: str, folder: Path, name: str = BROKER_NAME) -> Iterator[str]:
     """Yields the name server's address once the broker is in its routes; stops both at the end."""
     names = free_port()
     broker = free_port((FAST_PORT, HA_PORT))
@@ -35,7 +35,7 @@ def apache(version: str, folder: Path) -> Iterator[str]:
     for silent in ("logback_namesrv.xml", "logback_broker.xml"):  # 4.9.x does not start without them
         (folder / "conf" / silent).write_text("<configuration/>")
     names_conf = _write(folder / "conf" / "namesrv.conf", {"listenPort": names})
-    broker_conf = _write(folder / "conf" / "broker.conf", _broker_settings(names, broker, folder / "store"))
+    broker_conf = _write(folder / "conf" / "broker.conf", _broker_settings(name, names, broker, folder / "store"))
     with (
         _running(folder, classpath, "128m", "org.apache.rocketmq.namesrv.NamesrvStartup", names_conf),
         _running(folder, classpath, "512m", "org.apache.rocketmq.broker.BrokerStartup", broker_conf),
@@ -44,12 +44,12 @@ def apache(version: str, folder: Path) -> Iterator[str]:
         yield f"{HOST}:{names}"
 
 
-def _broker_settings(names: int, broker: int, store: Path) -> dict[str, object]:
+def _broker_settings(name: str, names: int, broker: int, store: Path) -> dict[str, object]:
     """RocketMQ's defaults, except for sizes (the defaults reserve gigabytes) and the send queue: by default a send
     that waits 200 ms is refused, and on a busy machine many would be."""
     return {
         "brokerClusterName": CLUSTER,
-        "brokerName": BROKER_NAME,
+        "brokerName": name,
         "brokerId": 0,
         "brokerIP1": HOST,
         "listenPort": broker,

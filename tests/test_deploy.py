@@ -11,7 +11,8 @@ import pytest
 
 from lanemq.broker.monitor.catalogue import CATALOGUE
 from lanemq.cli.server.broker import broker
-from lanemq.cli.settings import flag_names, option_names, read_settings
+from lanemq.cli.server.coordinator import coordinator
+from lanemq.cli.settings import option_names, read_settings
 from lanemq.client.metrics import CONSUMER_CATALOGUE, PRODUCER_CATALOGUE
 from lanemq.model.figures import Kind
 
@@ -51,24 +52,30 @@ def test_the_dashboard_is_complete() -> None:
     )
 
 
-def test_the_settings_file_is_accepted() -> None:
-    path = DEPLOY / "lanemq.toml"
+SERVERS = [(broker, "lanemq", "127.0.0.1:9876"), (coordinator, "lanemq-coordinator", "127.0.0.1:9873")]
+
+
+@pytest.mark.parametrize(("server", "file", "listen"), SERVERS)
+def test_the_settings_file_is_accepted(server: click.Command, file: str, listen: str) -> None:
+    path = DEPLOY / f"{file}.toml"
     commented = re.findall(r"^# ([\w-]+) = ", path.read_text("utf-8"), re.MULTILINE)
-    known = option_names(broker)
+    known = option_names(server)
     assert [name for name in commented if name.replace("-", "_") not in known] == []
-    assert read_settings(path, known, flag_names(broker))["listen"] == "127.0.0.1:9876"
-    context = broker.make_context("broker", ["--config", str(path)])
+    assert read_settings(path, server)["listen"] == listen
+    context = server.make_context(str(server.name), ["--config", str(path)])
     assert context.params["log_format"] == "json"
     assert isinstance(context, click.Context)
 
 
-def test_the_unit_starts_the_broker_with_options_that_exist() -> None:
-    (command,) = re.findall(
-        r"^ExecStart=\S+/lanemq broker (.+)$", (DEPLOY / "lanemq.service").read_text(), re.MULTILINE
-    )
+@pytest.mark.parametrize(("server", "file", "_"), SERVERS)
+def test_the_unit_starts_the_server_with_options_that_exist(server: click.Command, file: str, _: str) -> None:
+    unit = (DEPLOY / f"{file}.service").read_text("utf-8")
+    (command,) = re.findall(rf"^ExecStart=\S+/lanemq {server.name} (.+)$", unit, re.MULTILINE)
     flags = re.findall(r"--[\w-]+", command)
-    assert "ExecReload=/bin/kill -HUP $MAINPID" in (DEPLOY / "lanemq.service").read_text()
-    names = {option for each in broker.params for option in each.opts}
+    assert "ExecReload=/bin/kill -HUP $MAINPID" in unit
+    state = re.findall(r"^StateDirectory=(\S+)$", unit, re.MULTILINE)
+    assert read_settings(DEPLOY / f"{file}.toml", server)["data"] == f"/var/lib/{state[0]}"
+    names = {option for each in server.params for option in each.opts}
     assert flags
     assert [flag for flag in flags if flag not in names] == []
 
@@ -78,7 +85,7 @@ def test_the_guide_the_unit_and_the_files_name_the_same_places() -> None:
     unit = dict(re.findall(r"^(\w+)=(.*)$", (DEPLOY / "lanemq.service").read_text("utf-8"), re.MULTILINE))
     program, _, _, config = unit["ExecStart"].split()
     user, folder = unit["User"], f"/var/lib/{unit['StateDirectory']}"
-    settings = read_settings(DEPLOY / "lanemq.toml", option_names(broker), flag_names(broker))
+    settings = read_settings(DEPLOY / "lanemq.toml", broker)
     assert settings["data"] == folder, "the only folder that the unit lets it write to"
     for step in (
         f"ln -s /opt/lanemq/bin/lanemq {program}\n",
@@ -98,14 +105,15 @@ def test_the_guide_the_unit_and_the_files_name_the_same_places() -> None:
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
-def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("file", ["lanemq", "lanemq-coordinator"])
+def test_systemd_accepts_the_unit(tmp_path: Path, file: str) -> None:
     """The program and its user need not exist here."""
-    unit = (DEPLOY / "lanemq.service").read_text("utf-8")
+    unit = (DEPLOY / f"{file}.service").read_text("utf-8")
     program = shutil.which("true")
     unit = re.sub(r"^ExecStart=\S+", f"ExecStart={program}", unit, flags=re.MULTILINE)
     unit = re.sub(r"^(User|Group)=.*$", r"\1=root", unit, flags=re.MULTILINE)
     path = tmp_path / "lanemq.service"
     path.write_text(unit)
     checked = subprocess.run(["systemd-analyze", "verify", str(path)], capture_output=True, text=True, timeout=120)
-    complaints = [line for line in checked.stderr.splitlines() if "lanemq.service" in line]
+    complaints = [line for line in checked.stderr.splitlines() if path.name in line]
     assert complaints == []

@@ -7,7 +7,6 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from subprocess import Popen
@@ -20,20 +19,13 @@ from interop.clients import Listening
 from interop.coordinator.node import CoordinatorNode, coordinate
 from interop.java_client import java_client
 from interop.maven import UnavailableError
-from interop.ports import ask, eventually, route
+from interop.ports import ask, eventually
 from lanemq import Producer
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.parked import ParkedAdmin
 
 PULL, LOCK, QUERY, UPDATE, CONFIGURE = 11, 41, 14, 15, 200
 NO_PERMISSION = 16
-
-
-@pytest.fixture
-def broker(address: str) -> int:
-    """The port of the broker."""
-    found = eventually(lambda: route(int(address.rpartition(":")[2]), "TBW102"), 60, "the broker")
-    return int(found["brokerDatas"][0]["brokerAddrs"]["0"].rpartition(":")[2])
 
 
 def pull(broker: int, group: str, topic: str) -> int:
@@ -73,14 +65,6 @@ def test_a_disabled_group_pulls_nothing_and_may_do_everything_else(address: str,
     place = {"consumerGroup": "g", "topic": topic, "queueId": "0"}
     assert ask(broker, UPDATE, {**place, "commitOffset": "5"})[0] == 0
     assert ask(broker, QUERY, place)[2]["offset"] == "5"
-
-
-@pytest.fixture(scope="module")
-def coordinator(address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorNode]:
-    node = CoordinatorNode(address, tmp_path_factory.mktemp("coordinator"))
-    node.start()
-    yield node
-    node.stop()
 
 
 def member(address: str, group: str, topic: str, file: Path) -> AbstractContextManager["Popen[bytes]"]:

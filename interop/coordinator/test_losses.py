@@ -1,4 +1,4 @@
-"""Members, the coordinator and a master are lost under load, beside a real Apache cluster. Nothing is forgiven.
+"""Members, the coordinator and a master are lost under load beside a real cluster; judged with nothing forgiven.
 
     make interop-coordinator TRIALS=30
 

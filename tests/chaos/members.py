@@ -4,6 +4,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +46,13 @@ def key_in(number: int, of: int = 4) -> str:
 class LocalGroup:
     """One broker, one producer, any number of members, and their histories."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, address: str) -> None:
         self._folder = folder
-        self._broker = EmbeddedBroker().start()
-        self.address = self._broker.address
+        self.address = address
         self.producer = Producer(self.address, create=FOUR_QUEUES)
         self.done: list[tuple[str, str, int]] = []
         """Member, key and offset of every handler call that returned, in that order."""
-        self._ends: list[Callable[[], None]] = [self._end_broker, self.producer.close]
+        self._ends: list[Callable[[], None]] = [self.producer.close]
 
     def member(
         self,
@@ -85,9 +85,6 @@ class LocalGroup:
     def close(self) -> None:
         while self._ends:
             self._ends.pop()()
-
-    def _end_broker(self) -> None:
-        self._broker.__exit__(None, None, None)
 
 
 def owns(app: App, number: int) -> bool:
@@ -124,9 +121,13 @@ class BlockingHandler:
 
 
 @contextlib.contextmanager
-def local_group_in(folder: Path) -> Iterator[LocalGroup]:
-    group = LocalGroup(folder)
-    try:
-        yield group
-    finally:
-        group.close()
+def local_group_in(
+    folder: Path, server: Callable[[], AbstractContextManager[Any]] = EmbeddedBroker
+) -> Iterator[LocalGroup]:
+    """`server` runs what the group connects to; it has an address."""
+    with server() as running:
+        group = LocalGroup(folder, running.address)
+        try:
+            yield group
+        finally:
+            group.close()

@@ -13,7 +13,7 @@ from itertools import count
 from typing import Any
 
 from lanemq import forking
-from lanemq.broker import housekeeping
+from lanemq.broker import group_housekeeping
 from lanemq.broker.storage.group_commit import GroupCommit
 from lanemq.broker.storage.pinning import Pinning
 from lanemq.broker.storage.progress_keeper import ProgressKeeper
@@ -128,7 +128,7 @@ def member_silence(patch: Patch) -> None:
 
 def late_ticks(patch: Patch) -> None:
     """Broker: its housekeeping comes so late that each tick looks like the end of a pause: an overloaded machine."""
-    patch(housekeeping, "TICK_SECONDS", 1.1)
+    patch(group_housekeeping, "TICK_SECONDS", 1.1)
 
 
 def pauses_once(patch: Patch) -> None:

@@ -22,7 +22,7 @@ from lanemq.broker.app import Broker
 from lanemq.broker.config import BrokerOptions
 from lanemq.cli.errors import CliError
 from lanemq.cli.main import COMMANDS, main
-from lanemq.cli.server.broker import _start, _start_failed
+from lanemq.cli.server.serving import start, start_failed
 from lanemq.model.environment import install_extra
 from lanemq.model.errors import DiskFull, WriteFailed
 
@@ -279,7 +279,7 @@ def test_a_refused_start_leaves_no_folder(
 def test_control_without_the_check_a_refused_start_leaves_a_folder(
     process: tuple[object, str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lanemq.cli.server.broker.check_start", lambda options: None)
+    monkeypatch.setattr("lanemq.cli.server.serving.check_start", lambda options: None)
     assert lanemq("broker", "--listen", process[1], "--data", str(tmp_path / "a")).exit_code == 1
     assert (tmp_path / "a").exists()
 
@@ -338,17 +338,17 @@ def test_loopback_needs_no_warning(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [socket.gaierror, OSError], ids=["asyncio", "uvloop"])
 def test_an_unknown_host_is_reported(tmp_path: Path, kind: type[OSError]) -> None:
-    error = _start_failed(kind(socket.EAI_NONAME, "Name or service not known"), BrokerOptions(tmp_path))
+    error = start_failed(kind(socket.EAI_NONAME, "Name or service not known"), BrokerOptions(tmp_path))
     assert "unknown host" in str(error)
     assert "Errno" not in str(error)
 
 
 def test_a_file_that_cannot_be_opened_is_not_a_port_that_needs_privileges(tmp_path: Path) -> None:
     options = BrokerOptions(tmp_path)
-    file = _start_failed(PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "lock")), options)
-    assert f"{tmp_path / 'lock'}: Permission denied; the user of the broker must be able to write" in str(file)
+    file = start_failed(PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "lock")), options)
+    assert f"{tmp_path / 'lock'}: Permission denied; this user must be able to write" in str(file)
     assert "1024" not in str(file)
-    port = _start_failed(PermissionError(errno.EACCES, "Permission denied"), options)
+    port = start_failed(PermissionError(errno.EACCES, "Permission denied"), options)
     assert "ports below 1024 need privileges" in str(port)
 
 
@@ -364,7 +364,7 @@ def test_a_start_on_a_full_disk_says_that_space_must_be_freed(tmp_path: Path, no
 
     options = BrokerOptions(tmp_path)
     with pytest.raises(CliError, match=f"the disk of {tmp_path} is full: free some space, then start again"):
-        asyncio.run(_start(OnFullDisk(options), options))
+        asyncio.run(start(OnFullDisk(options), options))
 
 
 @pytest.mark.parametrize(

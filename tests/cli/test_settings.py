@@ -14,7 +14,7 @@ from lanemq.broker.config import BrokerOptions
 from lanemq.cli.errors import CliError
 from lanemq.cli.main import main
 from lanemq.cli.output import LogFormat, log_to_stderr
-from lanemq.cli.server import broker as broker_command
+from lanemq.cli.server import serving
 from lanemq.cli.server.broker import broker
 from lanemq.cli.settings import option_names
 from lanemq.net.address import Address
@@ -153,7 +153,7 @@ def test_a_broker_knows_where_each_of_its_options_came_from(
 ) -> None:
     """It says so to clients, such as the console; options have there the names of `BrokerOptions`."""
     found: list[BrokerOptions] = []
-    monkeypatch.setattr("lanemq.cli.server.broker.check_start", lambda options: (found.append(options), sys.exit())[1])
+    monkeypatch.setattr("lanemq.cli.server.serving.check_start", lambda options: (found.append(options), sys.exit())[1])
     variables = {"LANEMQ_BROKER_RETENTION": "3h"}
     flags = ["broker", "--data", str(tmp_path), "--config", str(file), "--listen", "127.0.0.1:0", "--no-auto-create"]
     CliRunner().invoke(main, flags, env=variables)
@@ -189,7 +189,7 @@ def test_a_warning_at_the_start_is_an_event_in_json(monkeypatch: pytest.MonkeyPa
     def enough(_: object) -> None:
         raise CliError("enough")
 
-    monkeypatch.setattr(broker_command, "check_start", enough)
+    monkeypatch.setattr(serving, "check_start", enough)
     words = ["broker", "--data", str(tmp_path / "d"), "--listen", "0.0.0.0:0", "--log-format", "json"]
     line = json.loads(CliRunner().invoke(main, words).stderr.splitlines()[0])
     assert line["level"] == "warning"
@@ -202,7 +202,7 @@ def test_a_private_key_that_every_user_may_read_is_a_warning_at_the_start(
     def enough(_: object) -> None:
         raise CliError("enough")
 
-    monkeypatch.setattr(broker_command, "check_start", enough)
+    monkeypatch.setattr(serving, "check_start", enough)
     issued = authority.issue("readable")
     words = ["broker", "--data", str(tmp_path / "d"), "--tls-cert", str(issued.cert), "--tls-key", str(issued.key)]
     assert "private key" not in CliRunner().invoke(main, words).stderr

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from tests.broker.raw_client import RawClient
-from tests.stock_broker import stock_broker
 
 from lanemq.broker.config import BrokerOptions
 from lanemq.client.admin.admin import Admin
@@ -18,6 +17,7 @@ from lanemq.coordinator.app import Coordinator
 from lanemq.coordinator.config import CoordinatorOptions
 from lanemq.net.address import Address, parse_addresses
 from lanemq.testing.embedded import EmbeddedBroker
+from lanemq.testing.stock_broker import stock_broker
 
 TOPIC, GROUP = "orders", "billing"
 
@@ -29,19 +29,32 @@ def until(condition: Callable[[], object], seconds: float = 15.0) -> None:
         time.sleep(0.02)
 
 
+def owned(client: RawClient, name: str, seconds: float = 10.0) -> int:
+    """Locks queue 0 as a member; its epoch."""
+    client.heartbeat(name, GROUP, {TOPIC: "*"}, laneExpiryMillis="5000")
+    end = time.monotonic() + seconds
+    while True:
+        leases = client.lane_lock(name, TOPIC, group=GROUP).lane_leases
+        if leases or time.monotonic() > end:
+            return leases[0].epoch if leases else 0
+        time.sleep(0.05)
+
+
 class RunningCoordinator:
     """A coordinator on a loop in a thread of its own. `kill` ends it without a clean stop."""
 
     def __init__(self, cluster: str, data: Path, port: int = 0, **more: Any) -> None:
-        self.options = CoordinatorOptions(parse_addresses(cluster), data, Address("127.0.0.1", port))
-        self._more = more
+        """`more` are options of the coordinator."""
+        replace = more.pop("replace", False)
+        self.options = CoordinatorOptions(parse_addresses(cluster), data, Address("127.0.0.1", port), **more)
+        self._replace = replace
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
         self.coordinator = self._on_loop(self._start)
 
     async def _start(self) -> Coordinator:
-        coordinator = Coordinator(self.options, **self._more)
+        coordinator = Coordinator(self.options, replace=self._replace)
         await coordinator.start()
         return coordinator
 

@@ -5,30 +5,21 @@ from pathlib import Path
 
 import pytest
 from tests.broker.raw_client import BROKER, RawClient
-from tests.coordinator.conftest import GROUP, TOPIC, RunningCoordinator, Start, until
+from tests.coordinator.conftest import GROUP, TOPIC, RunningCoordinator, Start, owned, until
 
 from lanemq import App, HoldKey, Message, Producer
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.coordinated import CoordinatedAdmin
 from lanemq.client.admin.parked import ParkedAdmin
 from lanemq.client.coordination import COORDINATOR_NAMESPACE, EVERY_GROUP
+from lanemq.coordinator.app import STATE_FILE
+from lanemq.coordinator.cluster import ClusterLink
 from lanemq.coordinator.queues import ClusterQueues
 from lanemq.coordinator.watch import CONFIRMED_QUEUES, OtherCoordinator
 from lanemq.log.state.database import State
 from lanemq.model.errors import UsageError
 from lanemq.testing.embedded import EmbeddedBroker
 from lanemq.wire.codes import RequestCode, ResponseCode
-
-
-def owned(client: RawClient, name: str, seconds: float = 10.0) -> int:
-    """Locks queue 0 as a member; its epoch."""
-    client.heartbeat(name, GROUP, {TOPIC: "*"}, laneExpiryMillis="5000")
-    end = time.monotonic() + seconds
-    while True:
-        leases = client.lane_lock(name, TOPIC, group=GROUP).lane_leases
-        if leases or time.monotonic() > end:
-            return leases[0].epoch if leases else 0
-        time.sleep(0.05)
 
 
 def commit(client: RawClient, offset: int, name: str, epoch: int) -> int:
@@ -166,6 +157,28 @@ def test_a_member_without_the_entry_starts_nothing_and_says_why(
     assert not seen
 
 
+def test_without_the_disabled_group_that_member_takes_the_queues_at_the_brokers_offsets(
+    cluster: EmbeddedBroker, coordinator: RunningCoordinator, at_broker: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control: nothing else says that the group is coordinated when the name servers have lost the entry."""
+
+    async def leave_enabled(*_: object, **__: object) -> None:
+        return None
+
+    monkeypatch.setattr(ClusterLink, "set_consumption", leave_enabled)
+    with CoordinatedAdmin(cluster.address) as admin:
+        admin.move(GROUP, apply=True)
+    coordinator.stop()
+    at_broker.ask(RequestCode.DELETE_KV_CONFIG, {"namespace": COORDINATOR_NAMESPACE, "key": GROUP})
+    with Producer(cluster.address) as producer:
+        producer.send(TOPIC, {"n": 1}, key="k")
+    seen: list[Message] = []
+    app = member(cluster.address, seen)
+    app.start()
+    until(lambda: seen)
+    app.stop()
+
+
 def test_a_parked_lane_is_kept_listed_and_redriven(cluster: EmbeddedBroker, moved: RunningCoordinator) -> None:
     seen: list[Message] = []
     with Producer(cluster.address) as producer:
@@ -289,7 +302,7 @@ def test_the_folder_of_a_broker_or_of_another_cluster_is_refused(
 ) -> None:
     (tmp_path / "broker").mkdir()
     (tmp_path / "broker" / "state.db").touch()
-    with pytest.raises(UsageError, match="data folder of a broker"):
+    with pytest.raises(UsageError, match="not the data folder of a coordinator"):
         start("broker")
     start().stop()
     monkeypatch.setattr("lanemq.coordinator.app.cluster_name", lambda _: "elsewhere")
@@ -325,7 +338,7 @@ def test_new_queues_get_no_owner_until_they_are_confirmed(
         with RawClient(str(first.address)) as client:
             until(lambda: locked(client, 1))
         first.stop()
-        state = State(first.options.data / "coordinator.db")
+        state = State(first.options.data / STATE_FILE)
         state.put(CONFIRMED_QUEUES, f'[["{TOPIC}", "{BROKER}", 0]]')
         state.close()
         with RawClient(str(start(port=first.address.port).address)) as client:

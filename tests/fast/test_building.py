@@ -99,3 +99,31 @@ def test_the_environment_selects_the_references(value: str, expected: str) -> No
     environment = {"LANEMQ_PURE": value, "PYTHONPATH": str(ROOT / "src")}
     out = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert out.stdout.strip() == expected
+
+
+AT_ONCE = """
+import importlib.util, os, sys, threading
+from pathlib import Path
+
+spec = importlib.util.spec_from_file_location("hatch_build", sys.argv[1])
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+os.cpu_count = lambda: 8
+together = threading.Barrier(8)
+
+def compile(source, scratch):
+    together.wait()
+    return Path(module._module_name(source))
+
+module._compile = compile
+print(*module._compile_all([Path(f"m{n}.pyx") for n in range(8)], Path()))
+"""
+
+
+def test_modules_that_are_built_at_the_same_time_get_the_names_that_python_looks_for() -> None:
+    """Python's table of build settings is filled by the first question, and other threads see it half filled."""
+    for _ in range(3):
+        words = [sys.executable, "-c", AT_ONCE, ROOT / "hatch_build.py"]
+        done = subprocess.run(words, capture_output=True, text=True, check=True)
+        suffix = sysconfig.get_config_var("EXT_SUFFIX")
+        assert done.stdout.split() == [f"m{n}{suffix}" for n in range(8)]

@@ -16,7 +16,7 @@ from tests.broker.loop_pieces import LONG_SECONDS, loop_pieces
 from tests.broker.running import RunningBroker
 from tests.load.abuses import TOPIC
 
-from lanemq.cli.server.broker import SWITCH_SECONDS
+from lanemq.cli.server.serving import SWITCH_SECONDS
 
 SECONDS = 6.0
 

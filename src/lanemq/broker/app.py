@@ -41,7 +41,7 @@ from lanemq.broker.handlers.topics import TopicHandler
 from lanemq.broker.housekeeping import Housekeeping
 from lanemq.broker.long_answers import LongAnswers
 from lanemq.broker.monitor.figures import Figures
-from lanemq.broker.monitor.health import Health
+from lanemq.broker.monitor.health import Health, open_monitor
 from lanemq.broker.recording import Recording
 from lanemq.broker.recovery import Tables, recovered, undo_stamps
 from lanemq.broker.storage.checkpoints import Checkpoints, unsaved_stamps
@@ -59,7 +59,7 @@ from lanemq.history import last_time, open_history
 from lanemq.log.options import StoreOptions
 from lanemq.log.state.space_reserve import SpaceReserve
 from lanemq.log.store import Store
-from lanemq.model.errors import InvalidOption, StorageError
+from lanemq.model.errors import StorageError
 from lanemq.model.units import to_millis
 from lanemq.net.address import Address
 from lanemq.net.descriptors import DescriptorReserve
@@ -109,7 +109,7 @@ class Broker:
         """Recover what is on disk, then listen; returns when clients can connect."""
         with contextlib.ExitStack() as undo:
             self._health = Health(self._clock, asyncio.get_running_loop())
-            self._monitor = self._open_monitor(self._health)
+            self._monitor = open_monitor(self.options.monitor, self._health, required=self.options.monitor_required)
             undo.callback(self.close_monitor)
             _refuse_tiny_disk(self.options.data)
             store = self._open_store(self.options.data, _store_options(self.options))
@@ -128,7 +128,7 @@ class Broker:
             self._running.housekeeping.reserve_at_start()
             self._running.server.accept_from(listener)
             undo.pop_all()
-        self._health.running(self.running.parts, self.running.figures, lambda: self.running.housekeeping.last_tick)
+        self._health.running(self.running.figures, lambda: self.running.housekeeping.last_tick)
         log.info("listening on %s, data in %s", self.address, self.options.data)
 
     def reload(self) -> None:
@@ -169,24 +169,6 @@ class Broker:
     def monitor_address(self) -> Address | None:
         """Where the monitor listens; None if it is off, or could not listen."""
         return None if self._monitor is None else self._monitor.address
-
-    def _open_monitor(self, health: Health) -> "Monitor | None":
-        """Opened before the log is read, so that a long start is visible as such."""
-        listen = self.options.monitor
-        if listen is None:
-            return None
-        from lanemq.net.monitor import Monitor  # costs 50 ms, which most tests and examples save
-
-        try:
-            return Monitor(listen, health)
-        except OSError as error:
-            if self.options.monitor_required:
-                raise InvalidOption(
-                    f"the monitor cannot listen on {listen}: {error.strerror or error}; choose another address, "
-                    "or turn it off"
-                ) from error
-            log.info("no monitor: %s: %s", listen, error)
-            return None
 
     def _monitor_in_force(self) -> object:
         if self.options.monitor is not None and self.monitor_address is None:

@@ -108,6 +108,10 @@ class GroupContext:
     traffic: Traffic = field(default_factory=Traffic)
     clients: dict[ConnectionId, ConnectedClient] = field(default_factory=dict)
     """Of the connections that sent a heartbeat."""
+    tls: TlsDetector | None = None
+    """None: plain connections only."""
+    stopping: bool = False
+    """Whether this process finishes what it has accepted, and accepts no connection any more."""
     notices: Notices = field(init=False)
     saved_filters: SavedFilters = field(init=False)
     progress: ProgressTable = field(init=False)
@@ -142,11 +146,7 @@ class BrokerContext(GroupContext):
     delay_delivery: DelayDelivery
     low_space: LowSpace
     reserve: DescriptorReserve
-    tls: TlsDetector | None
-    """None: the broker takes plain connections only."""
     producer_users: dict[str, str] = field(default_factory=dict)
     """Producer id → the user who sent with it first, on a broker with users."""
     in_force: Mapping[str, object] = field(default_factory=dict)
     """Values that the broker uses instead of the given options: limits that 0 stands for, the monitor's address."""
-    stopping: bool = False
-    """Whether the broker finishes what it has accepted, and accepts no connection any more."""

@@ -1,11 +1,10 @@
 """Periodic work: held pulls, leases and members expire, delayed messages become due, old files are deleted."""
 
-import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from lanemq.broker.context import BrokerContext
-from lanemq.broker.group_housekeeping import MAX_IDLE_SECONDS, GroupHousekeeping
+from lanemq.broker.group_housekeeping import GroupHousekeeping
 from lanemq.broker.group_rules import free_leases, free_progress, is_reported
 from lanemq.broker.handlers.pull import PullHandler
 from lanemq.broker.storage.checkpoints import Checkpoints
@@ -23,16 +22,12 @@ from lanemq.net.server import Server
 
 log = logging.getLogger(__name__)
 
-TICK_SECONDS = 0.05
 RETENTION_EVERY_MS = 10_000
 DESCRIPTORS_EVERY_MS = 1_000
 """Between two looks at how many connections fit beside the files. In that time, new files use the reserve."""
-IDLE_CHECK_EVERY_MS = 1_000
 GROUPS_EVERY_MS = 1_000
 DELETIONS_EVERY_MS = 2_000
 RESERVE_EVERY_MS = 10_000
-FAILURE_EVERY_MS = 60_000
-"""Between two lines about the same failure of the housekeeping."""
 PAUSE_AFTER_FULL_MS = 1_000
 """How long sends pause at least after a write that met a full disk or a lack of descriptors."""
 DELAYS_EVERY_MS = 100
@@ -45,8 +40,10 @@ MAX_FORGOTTEN = 100
 """Groups that one tick forgets at most."""
 
 
-class Housekeeping:
-    """Calls every part that has deadlines."""
+class Housekeeping(GroupHousekeeping):
+    """Calls every part of a broker that has deadlines."""
+
+    _context: BrokerContext
 
     def __init__(
         self,
@@ -56,45 +53,26 @@ class Housekeeping:
         server: Server,
         space_reserve: SpaceReserve,
     ) -> None:
-        self._context = context
+        super().__init__(context, server)
         self._space_reserve = space_reserve
         self._pull = pull
         self._checkpoints = checkpoints
-        self._server = server
         self._index_rebuilding = IndexRebuilding(context.store, context.search_thread)
         self._pinning = Pinning(
             context.store, context.progress_keeper, context.options.max_pinned_bytes, context.slices, context.clock
         )
         self.retiring = False
         """Whether retention looks for files that may be deleted."""
-        self._groups = GroupHousekeeping(context)
         self._forgotten_groups = UnusedGroups(context)
         self._warnings = RateLimitedLog(log, context.clock)
-        self._last: dict[str, Millis] = {"space": context.clock.now()}
+        self._last["space"] = context.clock.now()
         self._paused_at = Millis(0)
-        self._failed: dict[str, Millis] = {}
-        """Failures of steps that were logged in the last minute, and when."""
-
-    async def run(self) -> None:
-        """Tick for ever."""
-        loop, delays = asyncio.get_running_loop(), self._context.counters.loop_delay
-        while True:
-            due = loop.time() + TICK_SECONDS
-            await asyncio.sleep(TICK_SECONDS)
-            delays.add(max(0.0, loop.time() - due))
-            self.tick()
-
-    @property
-    def last_tick(self) -> Millis:
-        """Monotonic time of the last tick; any thread may read it."""
-        return self._groups.last_tick
 
     def tick(self) -> None:
-        """Run all steps that are due. A failing step must not prevent the others, such as the expiry of leases."""
+        """The steps of groups, and those of the log."""
         now = self._context.clock.now()
         self._step(lambda: self._pull.expire(now))
-        for step in self._groups.steps(now):
-            self._step(step)
+        super().tick()
         self._step(lambda: self._checkpoints.tick(now))
         self._step(self._index_rebuilding.tick)
         self._step(lambda: self._watch_disk(now))
@@ -105,8 +83,6 @@ class Housekeeping:
             self._step(self._limit_connections)
         if self._is_time("space", RESERVE_EVERY_MS, now):
             self._step(self._reserve_space)
-        if self._is_time("idle", IDLE_CHECK_EVERY_MS, now):
-            self._step(lambda: self._server.close_idle(MAX_IDLE_SECONDS))
         if self._is_time("retention", RETENTION_EVERY_MS, now):
             self._step(self._retire)
         if self._is_time("deletions", DELETIONS_EVERY_MS, now):
@@ -115,17 +91,6 @@ class Housekeeping:
             self._step(lambda: self._forgotten_groups.forget(now))
         if not self._context.options.durable:
             self._step(lambda: self._context.group_commit.sync_if_due(now))
-
-    def _step(self, step: Callable[[], None]) -> None:
-        try:
-            step()
-        except Exception as error:
-            # Not at every tick: a disk that cannot be asked would fill the log.
-            now, text = self._context.clock.now(), f"{type(error).__name__}: {error}"
-            if now - self._failed.get(text, Millis(now - FAILURE_EVERY_MS)) >= FAILURE_EVERY_MS:
-                recent = {each: at for each, at in self._failed.items() if now - at < FAILURE_EVERY_MS}
-                self._failed = {**recent, text: now}
-                log.exception("housekeeping failed")
 
     def _watch_disk(self, now: Millis) -> None:
         """Pause sends while the disk is nearly full, and let them continue by themselves. Stop them if the folder is
@@ -232,12 +197,6 @@ class Housekeeping:
             thread.submit(lambda: store.delete_retired(retired), _log_failure)
 
         self._context.search_thread.submit(lambda: store.forget_keys(retired), forgotten)
-
-    def _is_time(self, what: str, every: int, now: Millis) -> bool:
-        if now - self._last.get(what, Millis(0)) < every:
-            return False
-        self._last[what] = now
-        return True
 
 
 def _log_failure(_: object, error: StorageError | None) -> None:

@@ -59,7 +59,7 @@ COMMANDS = {
         "lanemq.cli.commands.mirror", "Copy topics to another broker or cluster, in order, and move groups over."
     ),
     "backup": LazyCommand(
-        "lanemq.cli.server.backup", "Copy the data folder of a broker to FOLDER, also while the broker runs."
+        "lanemq.cli.server.backup", "Copy the data folder of a broker or a coordinator to FOLDER, also while it runs."
     ),
     "restore": LazyCommand("lanemq.cli.server.backup", "Make a data folder from the backup in FOLDER."),
     "doctor": LazyCommand("lanemq.cli.server.doctor", "Examine a data folder and this machine, and say what to do."),

@@ -22,8 +22,6 @@ from lanemq.cli.options import WrongUsage
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-PREFIX = "LANEMQ_BROKER"
-TABLE = "broker"
 FILE = "lanemq.settings_file"
 """Where click's context holds the path of `--config`."""
 
@@ -36,7 +34,10 @@ _SOURCES = {
 
 
 class SettingsCommand(click.Command):
-    """A command with `--config`. A value that it does not take is reported with the place where it was given."""
+    """A command with `--config`, whose name is that of its table in the file.
+
+    A value that it does not take is reported with the place where it was given.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -47,37 +48,47 @@ class SettingsCommand(click.Command):
             if source is ParameterSource.DEFAULT_MAP:
                 place = f"in the file {ctx.meta.get(FILE)}"
             elif source is ParameterSource.ENVIRONMENT:
-                place = f"in the environment, as {PREFIX}_{str(name).upper()}"
+                place = f"in the environment, as {_variable(ctx.command, str(name))}"
             else:
                 raise
             text = f"{error.message.rstrip('.')}. It is {place}."
             raise click.BadParameter(text, error.ctx, error.param, error.param_hint) from error
 
 
-def config_option(command: F) -> F:
-    """Adds `--config`. Use it with `SettingsCommand` and `context_settings={"auto_envvar_prefix": PREFIX}`."""
-    option = click.option(
+def config_option(name: str) -> Callable[[F], F]:
+    """Adds `--config` to the command of this name. Use it with `SettingsCommand` and `settings_from(name)`."""
+    return click.option(
         "--config",
         type=click.Path(path_type=Path, dir_okay=False),
         is_eager=True,
         expose_value=False,
         callback=_load,
         metavar="FILE",
-        help=f"TOML file with a table [{TABLE}] of these options. Flags and {PREFIX}_* win over it.",
+        help=f"TOML file with a table [{name}] of these options. Flags and {_prefix(name)}_* win over it.",
     )
-    return option(command)
+
+
+def settings_from(name: str) -> dict[str, object]:
+    """The settings of the command's context with which its options may come from the environment."""
+    return {"auto_envvar_prefix": _prefix(name)}
+
+
+def _prefix(name: str) -> str:
+    return f"LANEMQ_{name.upper()}"
 
 
 def _load(context: click.Context, _: click.Parameter, path: Path | None) -> None:
-    known = option_names(context.command)
-    variables = [name for name in os.environ if name.startswith(f"{PREFIX}_")]
-    _refuse_unknown(variables, [f"{PREFIX}_{name.upper()}" for name in (*known, "config")], "the environment")
+    command = context.command
+    known = option_names(command)
+    variables = [name for name in os.environ if name.startswith(_variable(command, ""))]
+    allowed = [_variable(command, name) for name in (*known, "config")]
+    _refuse_unknown(command, variables, allowed, "the environment")
     for name in variables:
         if not os.environ[name]:  # click would take the default, for example no access control
             raise WrongUsage(f"the environment: {name} is empty; give it a value, or remove it")
     if path is not None:
         context.meta[FILE] = str(path)
-        context.default_map = read_settings(path, known, flag_names(context.command))
+        context.default_map = read_settings(path, command)
 
 
 def option_names(command: click.Command) -> list[str]:
@@ -91,25 +102,31 @@ def flag_names(command: click.Command) -> list[str]:
     return [each.name for each in command.params if each.name and isinstance(each, click.Option) and each.is_flag]
 
 
-def read_settings(path: Path, known: Iterable[str], flags: Iterable[str]) -> dict[str, object]:
-    """The table of a file; keys may be written with dashes or underscores."""
+def _variable(command: click.Command, option: str) -> str:
+    """The environment variable of an option."""
+    return f"{_prefix(str(command.name))}_{option.upper()}"
+
+
+def read_settings(path: Path, command: click.Command) -> dict[str, object]:
+    """The command's table of a file; keys may be written with dashes or underscores."""
+    name_of_table, flags = str(command.name), flag_names(command)
     try:
         tables = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
         raise WrongUsage(f"--config {path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise WrongUsage(f"--config {path} is not valid TOML: {error}") from error
-    _refuse_unknown(tables, [TABLE], str(path), "a table [broker]")
-    table = tables.get(TABLE, {})
+    _refuse_unknown(command, tables, [name_of_table], str(path), f"a table [{name_of_table}]")
+    table = tables.get(name_of_table, {})
     if not isinstance(table, dict):
-        raise WrongUsage(f"--config {path}: {TABLE} must be a table: begin it with [{TABLE}]")
+        raise WrongUsage(f"--config {path}: {name_of_table} must be a table: begin it with [{name_of_table}]")
     found: dict[str, object] = {}
     for key, value in table.items():
         name = key.replace("-", "_")
         if name in found:
             raise WrongUsage(f"--config {path}: {key} is given twice, with a dash and with an underscore; keep one")
         found[name] = value
-    _refuse_unknown(found, list(known), f"{path} [{TABLE}]")
+    _refuse_unknown(command, found, option_names(command), f"{path} [{name_of_table}]")
     for key, value in found.items():
         if not isinstance(value, str | int | float | bool):
             raise WrongUsage(f"--config {path}: {key} must be text, a number, true or false")
@@ -117,16 +134,18 @@ def read_settings(path: Path, known: Iterable[str], flags: Iterable[str]) -> dic
             raise WrongUsage(f"--config {path}: {key} is empty; give it a value, or remove it")
         if isinstance(value, bool) and key not in flags:
             raise WrongUsage(
-                f"--config {path}: {key} must be a value, not {str(value).lower()}; see lanemq broker --help"
+                f"--config {path}: {key} must be a value, not {str(value).lower()}; see lanemq {command.name} --help"
             )
     return {key: value if isinstance(value, bool) else str(value) for key, value in found.items()}
 
 
-def _refuse_unknown(names: Iterable[str], known: list[str], where: str, expected: str = "an option") -> None:
+def _refuse_unknown(
+    command: click.Command, names: Iterable[str], known: list[str], where: str, expected: str = "an option"
+) -> None:
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else "see lanemq broker --help"
+            hint = f"did you mean {near[0]}?" if near else f"see lanemq {command.name} --help"
             raise WrongUsage(f"{where}: {name} is not {expected}; {hint}")
 
 
@@ -158,5 +177,5 @@ def settings_of(context: click.Context) -> list[Setting]:
             continue
         source = context.get_parameter_source(name)
         where = _SOURCES.get(source, "default") if source is not None else "default"
-        found.append(Setting(name, context.params[name], where, f"{PREFIX}_{name.upper()}"))
+        found.append(Setting(name, context.params[name], where, _variable(context.command, name)))
     return found

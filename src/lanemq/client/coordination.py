@@ -22,8 +22,11 @@ from lanemq.wire.route_bodies import KVTable
 COORDINATOR_NAMESPACE = "LANEMQ_COORDINATOR"
 """The namespace of the settings: the address of the coordinator by group."""
 EVERY_GROUP = "*"
-"""The entry of the coordinator itself: its id and its address. It is made last: where it is, all others are."""
-COORDINATOR_PORT = 9870
+"""The entry of the coordinator itself: its id, its address, and a number above all epochs that it has granted. It is
+made last: where it is, all others are."""
+EPOCH_STEP = 1_000_000
+"""The entry is changed after so many epochs."""
+COORDINATOR_PORT = 9873
 
 
 def named_coordinator(given: str | None) -> Address | None:
@@ -64,11 +67,20 @@ def entries_in(reply: Command) -> dict[str, str]:
 
 def read_entry(text: str) -> tuple[str, Address]:
     """Id and address of a coordinator's own entry."""
-    name, _, address = text.partition(" ")
+    name, _, rest = text.partition(" ")
+    address = rest.partition(" ")[0]
     if not address:
         raise RemoteProtocolError(f"the name servers have an entry for a coordinator that cannot be read: {text!r}")
     return name, parse_address(address)
 
 
-def entry_text(name: str, address: Address) -> str:
-    return f"{name} {address}"
+def epochs_below(text: str) -> int:
+    """A number above all epochs that the coordinator of an entry has granted; 0 if the entry has none."""
+    last = text.rpartition(" ")[2]
+    return int(last) if last.isdecimal() else 0
+
+
+def entry_text(name: str, address: Address, highest: int) -> str:
+    """`highest` is the highest epoch that was granted. Others follow before the entry is changed, so it names a number
+    that is a whole step above it."""
+    return f"{name} {address} {(highest // EPOCH_STEP + 2) * EPOCH_STEP}"

@@ -80,6 +80,14 @@ class ClusterLink:
         """Deletes an entry at all name servers; returns those that were not reached."""
         return await self._run(delete_setting(COORDINATOR_NAMESPACE, key, self.servers))
 
+    async def answers(self, coordinator: Address) -> bool:
+        """Whether a coordinator serves at an address."""
+        try:
+            await self._ask(coordinator, Command(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, 0))
+        except TransportError:
+            return False
+        return True
+
     # groups at a broker
 
     async def group_settings(self, broker: Address) -> dict[str, GroupSettings]:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from lanemq.net.address import Address
 from lanemq.net.security import OPEN, Security
+from lanemq.net.server_tls import ServerTls
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,20 @@ class CoordinatorOptions:
 
     advertise: str | None = None
     """Host under which members find it; None: the listening host (127.0.0.1 for 0.0.0.0)."""
+
+    tls: ServerTls | None = None
+    """Certificate for encrypted connections on the same port; None: plain connections only."""
+
+    users: Path | None = None
+    """File of users and rights (docs/guides/security.md), read again when it changes; None: no access control. Members
+    need the same rights as at a broker."""
+
+    monitor: Address | None = None
+    """Address of the HTTP server for health checks and metrics; None: none. It shows the names of groups and topics to
+    every client that reaches it."""
+
+    monitor_required: bool = True
+    """Whether it refuses to start if the monitor cannot listen. False: it starts without one."""
 
     history: Path | None = None
     """Folder for the history of leases and offsets, which `lanemq check` reads; None: no history."""

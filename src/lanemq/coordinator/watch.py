@@ -36,6 +36,8 @@ LOCKS_EVERY_MS = 15_000
 GROUPS_EVERY_MS = 10_000
 """Between two looks at whether groups are still disabled at a broker."""
 ENTRIES_EVERY_MS = 5_000
+MAX_SILENCE_MS = 10_000
+"""Without an answer of a name server for so long, the coordinator says that it is not ready."""
 PARKED_EVERY_MS = 30_000
 """Between two looks at what brokers may delete of parked lanes."""
 COPIES_EVERY_MS = 5_000
@@ -66,6 +68,15 @@ class ClusterWatch:
         self._guarded: dict[tuple[str, Address], None] = {}
         """Groups, and masters at which they were seen disabled."""
         self._warnings = RateLimitedLog(log, parts.clock)
+        self._seen_at = parts.clock.now()
+        """When the cluster was asked with success."""
+
+    def problems(self) -> list[str]:
+        """Why groups are not served completely; any thread may ask."""
+        silent = self._parts.clock.now() - self._seen_at
+        if silent <= MAX_SILENCE_MS:
+            return []
+        return [f"no name server has answered for {silent / 1000:.0f} s: queues of lost members get no new owner"]
 
     async def run(self) -> None:
         """Watches until cancelled. Raises `OtherCoordinator` if another one has taken over the cluster."""
@@ -91,6 +102,7 @@ class ClusterWatch:
         if self._is_due("entries", ENTRIES_EVERY_MS):
             await self.register()
         masters = masters_in(await self._link.info())
+        self._seen_at = self._parts.clock.now()
         changed = masters != self._queues.masters
         self._queues.masters_are(masters)
         for group in self._parts.groups:
@@ -135,14 +147,17 @@ class ClusterWatch:
 
     # name servers
 
+    def _entry(self) -> str:
+        return entry_text(self._name, self.address, self._parts.locks.highest_epoch)
+
     async def take_over(self) -> None:
         """Replace the entry of a coordinator whose folder is lost. If that one still runs, it ends."""
-        await self._link.put(EVERY_GROUP, entry_text(self._name, self.address), self._link.servers)
+        await self._link.put(EVERY_GROUP, self._entry(), self._link.servers)
 
     async def register(self) -> None:
         """Enter this coordinator and its groups where they are missing; raises if another one is entered."""
         wanted = dict.fromkeys(self._parts.groups, str(self.address))
-        wanted[EVERY_GROUP] = entry_text(self._name, self.address)  # the last: where it is, all others are
+        wanted[EVERY_GROUP] = self._entry()  # the last: where it is, all others are
         for server in self._link.servers:
             try:
                 settings = await self._link.settings(server)

@@ -18,7 +18,7 @@ from lanemq.log.appender import Appender, NewRecords, Pending, Staged
 from lanemq.log.checkpoint import Checkpointer
 from lanemq.log.commit_log import CommitLog, Segment
 from lanemq.log.filesystem import Disk, RealDisk
-from lanemq.log.folder.checks import open_matching_state, refuse_backup, unfinished_restore
+from lanemq.log.folder.checks import open_matching_state, refuse_backup, refuse_coordinator, unfinished_restore
 from lanemq.log.folder.lock import DataLock
 from lanemq.log.index_rebuild import IndexRebuild
 from lanemq.log.key_index import KeyIndex
@@ -72,6 +72,7 @@ class Store:
         self._lock = DataLock(folder)
         try:
             refuse_backup(folder)
+            refuse_coordinator(folder)
             if open_state is State and unfinished_restore(folder):
                 raise StorageError(f"{folder} is not restored completely: run lanemq restore again")
             SpaceReserve(folder).release_if_full()
@@ -178,7 +179,7 @@ class Store:
                 f"unmounted"
             )
         removed = self._log.removed
-        return None if removed is None else f"{removed}, the newest file of the log, was deleted"
+        return self.state.lost() if removed is None else f"{removed}, the newest file of the log, was deleted"
 
     @property
     def open_files(self) -> int:

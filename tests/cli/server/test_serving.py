@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from lanemq.broker.app import Broker
 from lanemq.broker.config import BrokerOptions
 from lanemq.cli.output import LogFormat
-from lanemq.cli.server import broker
+from lanemq.cli.server import serving
 from lanemq.net.address import Address
 
 ANSWER_TO_A_SMALL_PULL = 0.0003
@@ -22,7 +23,7 @@ ANSWER_TO_A_SMALL_PULL = 0.0003
 @pytest.fixture(autouse=True)
 def _settings_of_the_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     interval = sys.getswitchinterval()
-    monkeypatch.setattr(broker, "keep_freed_memory", lambda: None)
+    monkeypatch.setattr(serving, "keep_freed_memory", lambda: None)
     yield
     sys.setswitchinterval(interval)
     gc.unfreeze()
@@ -36,9 +37,10 @@ def frozen_while_it_serves(folder: Path, monkeypatch: pytest.MonkeyPatch) -> int
         counts.append(gc.get_freeze_count())
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(broker, "announce", say)
+    monkeypatch.setattr(serving, "announce", say)
     gc.unfreeze()
-    asyncio.run(broker.serve(BrokerOptions(folder, listen=Address("127.0.0.1", 0), monitor=None), LogFormat.TEXT))
+    options = BrokerOptions(folder, listen=Address("127.0.0.1", 0), monitor=None)
+    asyncio.run(serving.serve(Broker(options), options, LogFormat.TEXT, str))
     (count,) = counts
     return count
 
@@ -52,10 +54,10 @@ def test_the_log_thread_gets_the_interpreter_sooner_than_one_pull_is_answered(
 ) -> None:
     """With 0.5 ms, sends beside pulls of 128 KiB waited up to 94 ms for it: the wait began anew with every pull."""
     frozen_while_it_serves(tmp_path, monkeypatch)
-    assert sys.getswitchinterval() == pytest.approx(broker.SWITCH_SECONDS)
-    assert broker.SWITCH_SECONDS <= ANSWER_TO_A_SMALL_PULL / 2
+    assert sys.getswitchinterval() == pytest.approx(serving.SWITCH_SECONDS)
+    assert serving.SWITCH_SECONDS <= ANSWER_TO_A_SMALL_PULL / 2
 
 
 def test_control_without_the_freeze_every_collection_walks_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(broker.gc, "freeze", lambda: None)
+    monkeypatch.setattr(serving.gc, "freeze", lambda: None)
     assert frozen_while_it_serves(tmp_path, monkeypatch) == 0

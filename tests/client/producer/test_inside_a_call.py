@@ -154,7 +154,8 @@ def test_a_refusal_after_send_oneway_has_returned_is_in_the_log(
     with Blocking(broker.address, max_body_bytes=100) as producer:
         warmed(producer)
         broker.faults = lambda header, number: Fault.REFUSE
-        assert producer.submit("orders", 0, key="k").exception(60)
+        refused: Any = producer.submit("orders", 0, key="k")
+        assert refused.exception(60)
         producer.producer._locked(holds_the_lock)
         LINES.drain(30)
     assert "a message of send_oneway was not sent: an earlier message of key 'k'" in caplog.text

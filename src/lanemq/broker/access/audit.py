@@ -62,6 +62,8 @@ ADMINISTRATIVE = frozenset(
         RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE,
         RequestCode.LANE_PARKED_REDRIVE,
         RequestCode.LANE_PARKED_DISCARD,
+        RequestCode.LANE_COORDINATE,
+        RequestCode.LANE_COMPARE,
     }
 )
 

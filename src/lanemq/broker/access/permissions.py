@@ -165,6 +165,7 @@ _NEEDS: dict[int, Callable[[Command], Iterator[Need]]] = {
     RequestCode.LANE_PARK_NEXT: _progress,
     RequestCode.LANE_PARKED: _parked_list,
     RequestCode.LANE_PARKED_SHOW: _parked_lane,
+    RequestCode.LANE_SEEN: _parked_lane,
     RequestCode.LANE_PARKED_REDRIVE: _parked_lane,
     RequestCode.LANE_PARKED_DISCARD: _parked_lane,
     RequestCode.HEART_BEAT: _heartbeat,

@@ -1,26 +1,15 @@
-"""Reads all figures of a broker at one moment.
+"""Reads all figures of a broker at one moment: those of its groups, its log, and what is behind."""
 
-Invariant: no figure is invented. What is not known has no sample: the lag of a group without commits, the age of a
-message whose index is being rebuilt, a disk that cannot be asked.
-
-Reading runs on the event loop, where the tables live, in slices: requests are answered between two of them, so a broker
-with many groups serves its clients while it is scraped.
-"""
-
-import shutil
-from collections.abc import Generator, Iterable, Iterator
-from functools import cache
-from importlib.metadata import version
-from itertools import chain
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from lanemq.broker.context import BrokerContext
 from lanemq.broker.monitor import catalogue as names
+from lanemq.broker.monitor.group_figures import GroupFigures
 from lanemq.core.brokering.delay import MAX_LEVEL
 from lanemq.core.brokering.queue_progress import QueueProgress
 from lanemq.core.brokering.traffic import LATENCY_LIMITS_MS
 from lanemq.core.finished_ranges import count_finished
-from lanemq.core.lane_status import LaneStatus
 from lanemq.model.errors import NoDescriptors, StillRebuilding
 from lanemq.model.figures import Distribution, MetricSample
 from lanemq.model.names import DEAD_LETTER_PREFIX, SCHEDULE_TOPIC
@@ -45,44 +34,22 @@ class Lag(NamedTuple):
 _NO_LAG = Lag(0, 0.0, 0.0)
 
 
-class Figures:
+class Figures(GroupFigures):
     """The figures of one broker. Use it on the event loop only."""
 
+    _context: BrokerContext
+
     def __init__(self, context: BrokerContext) -> None:
-        self._context = context
-        self._started_wall = context.clock.wall()
-        self.started = context.clock.now()
-        """Monotonic time of the start."""
-        self._version = _version()  # not later: reading it needs a descriptor
-
-    async def read(self) -> list[MetricSample]:
-        """All samples."""
-        return await self._context.slices.result(self.steps())
-
-    def steps(self) -> Generator[None, None, list[MetricSample]]:
-        """All samples, one in each step."""
-        samples: list[MetricSample] = []
-        for sample in chain(self._totals(), self._of_groups()):
-            if sample is not None:
-                samples.append(sample)
-            yield
-        return samples
+        options = context.options
+        super().__init__(context, options.name, options.cluster, options.data, lambda: storage_problems(context))
 
     def _totals(self) -> Iterator[MetricSample]:
-        """Figures that are only looked up."""
-        options = self._context.options
-        yield MetricSample(names.INFO, 1, (self._version, options.name, options.cluster))
-        yield MetricSample(names.STARTED, self._started_wall / 1000)
-        yield from self._health()
-        yield from self._traffic()
-        yield from self._disk()
-        yield from self._clients()
-
-    def _health(self) -> Iterator[MetricSample]:
-        yield MetricSample(names.READY, 0 if self._context.stopping or storage_problems(self._context) else 1)
+        yield from super()._totals()
         yield MetricSample(names.READ_ONLY, 0 if self._context.group_commit.failure is None else 1)
         yield MetricSample(names.PAUSED, 0 if self._context.group_commit.paused is None else 1)
         yield MetricSample(names.DURABLE, 1 if self._context.options.durable else 0)
+        yield MetricSample(names.LONG_POLLS, len(self._context.polls))
+        yield from self._traffic()
 
     def _traffic(self) -> Iterator[MetricSample]:
         traffic = self._context.traffic
@@ -106,47 +73,13 @@ class Figures:
         yield MetricSample(names.FLUSH_SECONDS, group_commit.times.flush)
         yield MetricSample(names.PENDING_BYTES, group_commit.pending_bytes)
         yield MetricSample(names.LOG_BYTES, store.log_end - store.log_start)
-        try:
-            disk = shutil.disk_usage(self._context.options.data)
-        except OSError:
-            return
-        yield MetricSample(names.WATERMARK, self._context.low_space.watermark())
-        yield MetricSample(names.DISK_FREE, disk.free)
-        yield MetricSample(names.DISK_SIZE, disk.total)
-
-    def _clients(self) -> Iterator[MetricSample]:
-        context, counters = self._context, self._context.counters
-        yield MetricSample(names.CONNECTIONS, len(context.notices) + counters.joining.count)
-        end = None if context.tls is None else context.tls.certificate_end
-        if end is not None:
-            yield MetricSample(names.CERTIFICATE, max(0, end - context.clock.wall()) / 1000)
-        for reason, count in counters.refusals.counts.items():
-            yield MetricSample(names.REFUSALS, count, (reason.value,))
-        yield MetricSample(names.LONG_POLLS, len(context.polls))
-        yield MetricSample(names.LOOP_DELAY, counters.loop_delay)
-        for change, count in (
-            ("granted", counters.leases_granted),
-            ("released", counters.leases_released),
-            ("expired", counters.leases_expired),
-        ):
-            yield MetricSample(names.LEASE_CHANGES, count, (change,))
-        yield MetricSample(names.GIVEN_UP, counters.filters_given_up)
-        for request, count in (
-            ("pull", counters.stale_pulls),
-            ("stock commit", counters.stale_commits),
-            ("commit", counters.refused_commits),
-            ("park", counters.refused_parks),
-        ):
-            yield MetricSample(names.STALE, count, (request,))
+        if disk := list(super()._disk()):
+            yield MetricSample(names.WATERMARK, self._context.low_space.watermark())
+            yield from disk
 
     def _of_groups(self) -> Iterator[MetricSample | None]:
-        """Figures by group. Yields after every step of bounded length, None if there is nothing to show yet."""
         yield from self._lags()
-        yield from self._lanes()
-        for group in self._context.members.groups():
-            yield MetricSample(names.MEMBERS, len(self._context.members.members(group)), (group,))
-            for name, count in self._context.members.narrower_members(group):
-                yield MetricSample(names.NARROWER, count, (group, name))
+        yield from super()._of_groups()
         for topic in self._context.topics.topics():
             if topic.name.startswith(DEAD_LETTER_PREFIX):
                 yield MetricSample(
@@ -219,18 +152,6 @@ class Figures:
         stored = times[first]
         return None if stored is None else max(0, wall - stored) / 1000
 
-    def _lanes(self) -> Iterator[MetricSample | None]:
-        lanes: dict[tuple[str, str, LaneStatus], tuple[int, int]] = {}
-        parked = self._context.progress.parked()
-        for lane in [lane for progress in parked for lane in progress.lanes.values()]:
-            key = (lane.name.group, lane.name.queue.topic, lane.status)
-            count, messages = lanes.get(key, (0, 0))
-            lanes[key] = (count + 1, messages + len(lane.offsets))
-            yield None
-        for (group, topic, status), (count, messages) in lanes.items():
-            yield MetricSample(names.LANES, count, (group, topic, status.value))
-            yield MetricSample(names.LANE_MESSAGES, messages, (group, topic, status.value))
-
     def _bounds(self, topic: str, queues: int) -> Iterable[tuple[int, int]]:
         return (self._context.store.bounds(topic, queue_id) for queue_id in range(queues))
 
@@ -246,11 +167,6 @@ def _both(one: Lag, other: Lag) -> Lag:
 
 def _larger(one: float | None, other: float | None) -> float | None:
     return None if one is None or other is None else max(one, other)
-
-
-@cache
-def _version() -> str:
-    return version("lanemq")
 
 
 def storage_problems(context: BrokerContext) -> list[str]:

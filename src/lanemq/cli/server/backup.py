@@ -1,4 +1,4 @@
-"""`lanemq backup` and `lanemq restore`: copies of a data folder, taken while its broker runs."""
+"""`lanemq backup` and `lanemq restore`: copies of a data folder, taken while its broker or coordinator runs."""
 
 import os
 from importlib.metadata import version
@@ -9,6 +9,7 @@ import click
 from lanemq.cli.output import plural, size_text, time_text
 from lanemq.clock import SystemClock, wall_time
 from lanemq.log.folder import backup as backups
+from lanemq.log.folder.checks import coordinator_in
 from lanemq.net.descriptors import raise_soft_limit
 
 FOLDER = click.Path(path_type=Path, file_okay=False)
@@ -16,12 +17,12 @@ FOLDER = click.Path(path_type=Path, file_okay=False)
 
 @click.command()
 @click.argument("folder", type=FOLDER)
-@click.option("--data", type=FOLDER, required=True, envvar="LANEMQ_BROKER_DATA", help="Data folder of the broker.")
+@click.option("--data", type=FOLDER, required=True, envvar="LANEMQ_BROKER_DATA", help="Data folder to copy.")
 @click.option(
     "--verify/--no-verify", default=True, help="Read the backup again and compare checksums.", show_default=True
 )
 def backup(folder: Path, data: Path, verify: bool) -> None:
-    """Copy the data folder of a broker to FOLDER, also while the broker runs.
+    """Copy the data folder of a broker or a coordinator to FOLDER, also while it runs.
 
     Everything acknowledged before the command started is in the backup. FOLDER must not exist, or be empty, or hold a
     backup that was not finished.
@@ -42,14 +43,19 @@ def backup(folder: Path, data: Path, verify: bool) -> None:
 def restore(folder: Path, data: Path) -> None:
     """Make a data folder from the backup in FOLDER.
 
-    The folder appears as a whole or not at all. Run this as the user of the broker, which must own the files. Start a
-    broker on the folder as usual: it reads the whole log once. Groups continue at the offsets of the backup, so
-    messages that they finished later are delivered again.
+    The folder appears as a whole or not at all. Run this as the user of the broker or coordinator, which must own the
+    files. Start it on the folder as usual; a broker reads the whole log once. Groups continue at the offsets of the
+    backup, so messages that they finished later are delivered again.
     """
     manifest = backups.restore(folder, data, now=SystemClock().wall())
     click.echo(
         f"restored {data} from {folder}, which was made {time_text(wall_time(manifest.made_at))}: "
-        f"{size_text(manifest.bytes)}. Start it with: lanemq broker --data {data}"
+        f"{size_text(manifest.bytes)}. Start it with: lanemq {_command(data)} --data {data}"
     )
     if os.geteuid() == 0:
-        click.echo(f"The files belong to root. If the broker runs as another user: chown -R USER: {data}", err=True)
+        click.echo(f"The files belong to root. If the server runs as another user: chown -R USER: {data}", err=True)
+
+
+def _command(data: Path) -> str:
+    """What runs on a data folder."""
+    return "broker" if coordinator_in(data) is None else "coordinator --cluster NAME_SERVERS"

@@ -1,4 +1,4 @@
-"""`lanemq doctor`: looks for what would stop or harm a broker on a data folder. Changes nothing."""
+"""`lanemq doctor`: looks for what would stop or harm a broker or coordinator on a data folder. Changes nothing."""
 
 import os
 import resource
@@ -19,8 +19,8 @@ from lanemq.cli.server.broker import count_users
 from lanemq.cli.server.config import broker_context
 from lanemq.clock import SystemClock, wall_time
 from lanemq.core.brokering.disk_space import LowSpace, Space, log_limit
-from lanemq.log.folder.checks import refuse_backup
-from lanemq.log.folder.examination import Examined, examine, is_read_only
+from lanemq.log.folder.checks import coordinator_in, is_read_only, refuse_backup
+from lanemq.log.folder.examination import Examined, examine
 from lanemq.log.retention import CLOCK_SLACK_MS, clock_problem
 from lanemq.log.state.database import layout_problem
 from lanemq.model.errors import InvalidOption, StorageError
@@ -106,10 +106,14 @@ def _examined(data: Path, scan: bool, sizes: DiskSettings) -> Iterator[Finding]:
     if isinstance(space, Finding):
         yield space
         return
-    yield space_finding(space, sizes)
     found = examine(data, scan=scan)
-    yield retention_finding(space, found.log_bytes, sizes)
-    for check in (running_finding, files_finding, layout_finding, state_finding, clock_finding, damage_finding):
+    if coordinator_in(data) is not None:
+        yield running_finding(found)._replace(check="coordinator")
+    else:
+        yield space_finding(space, sizes)
+        yield retention_finding(space, found.log_bytes, sizes)
+        yield running_finding(found)
+    for check in (files_finding, layout_finding, state_finding, clock_finding, damage_finding):
         finding = check(found)
         if finding is not None:
             yield finding

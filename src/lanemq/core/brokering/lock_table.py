@@ -186,6 +186,11 @@ class LockTable:
         # Renewals do not change the heap: an item that is due early is put back with the lease's real end.
         self._ends: list[tuple[Millis, str, MessageQueue]] = []
 
+    @property
+    def highest_epoch(self) -> Epoch:
+        """The highest epoch that was ever granted, or may have been."""
+        return max(self._highest, self.floor)
+
     def acquire(
         self,
         group: str,

@@ -1,4 +1,4 @@
-"""Backups of a data folder, also while a broker uses it, and their restoring.
+"""Backups of a data folder, also while a broker or a coordinator uses it, and their restoring. The latter has no log.
 
     back_up   state.db as of now ─▶ sizes of the log files ─▶ recovery.json ─▶ copies ─▶ manifest
     restore   verified copies beside the data folder ─▶ rename; in an existing folder: inside of it ─▶ state.db last
@@ -30,7 +30,15 @@ import msgspec
 
 from lanemq.log.commit_log import segment_start
 from lanemq.log.filesystem import NO_SPACE
-from lanemq.log.folder.checks import FOREIGN, MANIFEST, PARTIAL, RESTORING, lost_state, unfinished_restore
+from lanemq.log.folder.checks import (
+    FOREIGN,
+    MANIFEST,
+    PARTIAL,
+    RESTORING,
+    coordinator_in,
+    lost_state,
+    unfinished_restore,
+)
 from lanemq.log.folder.lock import DataLock, locked_folder
 from lanemq.log.state.database import VERSION, State, Sync, layout_problem
 from lanemq.log.state.progress_rows import PROGRESS_TABLES
@@ -85,7 +93,7 @@ def _no_step(_: str) -> None:
 def back_up(data: Path, target: Path, *, made_at: int, version: str, step: Step = _no_step) -> BackupManifest:
     """Copy a data folder to an empty folder. `made_at` is the wall time in milliseconds."""
     if not _exists(data / STATE):
-        raise StorageError(f"{data} is not the data folder of a broker: it has no {STATE}")
+        raise StorageError(f"{data} is not the data folder of a broker or a coordinator: it has no {STATE}")
     if target.resolve().is_relative_to(data.resolve()):
         raise StorageError(
             f"{target} is in the data folder {data} itself, and would be lost with it: choose a folder outside, better "
@@ -107,7 +115,7 @@ def _fill(data: Path, target: Path, *, made_at: int, version: str, step: Step) -
         _copy_state(data, target / STATE, kept)
         _check_layout(target / STATE, data / STATE)
         step("sizes")
-        segments = _open_segments(data / LOG, kept)
+        segments = _open_segments(data / LOG, kept) if _has_log(data) else []
         facts = RecoveryFile(data).facts
         files = []
         (target / LOG).mkdir(mode=0o750)
@@ -137,6 +145,11 @@ def _fill(data: Path, target: Path, *, made_at: int, version: str, step: Step) -
     (target / PARTIAL).unlink()
     _sync_folder(target)
     return manifest
+
+
+def _has_log(data: Path) -> bool:
+    """Whether a folder must have a log: that of a coordinator has none."""
+    return _exists(data / LOG) or coordinator_in(data) is None
 
 
 def read_manifest(backup: Path) -> BackupManifest:

@@ -5,12 +5,14 @@ empty or an older database beside a used log, groups would go to other positions
 So the broker refuses such a folder; with `recover` it rebuilds what the second copy (`recovery_file`) has.
 """
 
+import contextlib
+import os
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
 from lanemq.log.commit_log import CommitLog
-from lanemq.log.state.database import State
+from lanemq.log.state.database import COORDINATOR, State
 from lanemq.log.state.recovery_file import RecoveryFile, SavedFacts
 from lanemq.model.errors import StorageError
 
@@ -127,6 +129,45 @@ def refuse_backup(folder: Path) -> None:
             f"{folder} is a backup: make a data folder of it with lanemq restore {folder} --data DIR, and start with "
             f"that one"
         )
+
+
+def coordinator_in(folder: Path) -> str | None:
+    """The id of the coordinator whose data folder this is; None if it is that of a broker, or cannot be read."""
+    path = folder / "state.db"
+    address = reading_address(path) if path.exists() else None
+    if address is None:
+        return None
+    try:
+        with contextlib.closing(sqlite3.connect(address, uri=True)) as db:
+            row = db.execute("SELECT value FROM kv WHERE name = ?", (COORDINATOR,)).fetchone()
+    except sqlite3.Error:
+        return None
+    return None if row is None else str(row[0])
+
+
+def refuse_coordinator(folder: Path) -> None:
+    """Raise `StorageError` if the folder is that of a coordinator: a broker would take its rows for its own."""
+    if coordinator_in(folder) is not None:
+        raise StorageError(f"{folder} is the data folder of a coordinator: give the broker a folder of its own")
+
+
+def is_read_only(folder: Path) -> bool:
+    """Whether the file system of a folder takes no changes."""
+    return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
+
+
+def reading_address(path: Path) -> str | None:
+    """The address for SQLite with which a database can be read beside a running process, or without one.
+
+    Read-only, so that closing the connection leaves the write-ahead log of a killed process in place. SQLite then
+    creates a file beside the database, unless the address says that no process changes it. None if that would not show
+    the newest rows.
+    """
+    address = f"{path.absolute().as_uri()}?mode=ro"
+    if os.access(path.parent, os.W_OK) and not is_read_only(path.parent):
+        return address
+    log = path.with_name(path.name + "-wal")
+    return None if log.exists() and log.stat().st_size else f"{address}&immutable=1"
 
 
 def unfinished_restore(folder: Path) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lanemq.log.commit_log import CommitLog, segment_start
 from lanemq.log.filesystem import RealDisk
-from lanemq.log.folder.checks import lost_state
+from lanemq.log.folder.checks import is_read_only, lost_state, reading_address
 from lanemq.log.folder.lock import DataLock, holder
 from lanemq.log.recovery import Damaged
 from lanemq.log.recovery import scan as scan_log
@@ -104,26 +104,13 @@ def _segments(folder: Path) -> list[tuple[int, int]]:
     return segments
 
 
-def is_read_only(folder: Path) -> bool:
-    """Whether the file system of a folder takes no changes."""
-    return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
-
-
 def _read_state(path: Path, examined: Examined) -> int:
-    """Returns how far the database knows the log.
-
-    Opened read-only, so that closing the connection leaves the write-ahead log of a killed broker in place. SQLite
-    then creates a file beside the database, unless the address says that no process changes the database.
-    """
-    mode = "mode=ro"
-    if not os.access(path.parent, os.W_OK) or is_read_only(path.parent):
-        log = path.with_name(path.name + "-wal")
-        if log.exists() and log.stat().st_size:
-            return 0  # without its newest part, the database says nothing about now
-        mode = "mode=ro&immutable=1"
-    position = 0
+    """Returns how far the database knows the log."""
+    address, position = reading_address(path), 0
+    if address is None:
+        return 0
     try:
-        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True)) as db:
+        with contextlib.closing(sqlite3.connect(address, uri=True)) as db:
             (examined.layout,) = db.execute("PRAGMA user_version").fetchone()
             if db.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
                 examined.state_problem = f"{path} is damaged"
