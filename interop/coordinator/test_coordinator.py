@@ -7,7 +7,6 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from subprocess import Popen
@@ -73,14 +72,6 @@ def test_a_disabled_group_pulls_nothing_and_may_do_everything_else(address: str,
     place = {"consumerGroup": "g", "topic": topic, "queueId": "0"}
     assert ask(broker, UPDATE, {**place, "commitOffset": "5"})[0] == 0
     assert ask(broker, QUERY, place)[2]["offset"] == "5"
-
-
-@pytest.fixture(scope="module")
-def coordinator(address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorNode]:
-    node = CoordinatorNode(address, tmp_path_factory.mktemp("coordinator"))
-    node.start()
-    yield node
-    node.stop()
 
 
 def member(address: str, group: str, topic: str, file: Path) -> AbstractContextManager["Popen[bytes]"]:

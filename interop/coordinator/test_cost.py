@@ -42,12 +42,9 @@ def used_while_sending(address: str, process: int) -> float:
 
 
 def test_a_hundred_members_with_a_thousand_queues_take_less_than_a_tenth_of_a_core(
-    address: str, tmp_path: Path
+    address: str, coordinator: CoordinatorNode, tmp_path: Path
 ) -> None:
-    coordinator = CoordinatorNode(address, tmp_path)
-    coordinator.start()
     with contextlib.ExitStack() as ending, Admin(address) as admin:
-        ending.callback(coordinator.stop)
         admin.create_topic(TOPIC, QUEUES, ordered=True)
         coordinate(address, GROUP)
         for number in range(PROCESSES):

@@ -20,7 +20,7 @@ from interop.maven import UnavailableError, server_classpath
 from interop.ports import eventually
 from lanemq.client.admin.admin import Admin
 
-TRIALS = int(os.environ.get("LANEMQ_COORDINATOR_TRIALS", "4"))
+TRIALS = int(os.environ.get("LANEMQ_LOSS_TRIALS", "4"))
 KILLED_SECONDS, FROZEN_SECONDS = 1.5, 7.0
 AWAY_SECONDS = 5.0
 SWITCH_SECONDS = 120.0
