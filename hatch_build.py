@@ -80,6 +80,7 @@ def _compile_all(sources: list[Path], scratch: Path) -> list[Path]:
         _say(f"compiling {source.stem} ({number} of {len(sources)})")
         return _compile(source, scratch)
 
+    sysconfig.get_config_vars()  # two threads must not be the first: the second would get a part of them
     with ThreadPoolExecutor(os.cpu_count()) as workers:
         return [*workers.map(compiled, range(1, len(sources) + 1), sources)]
 

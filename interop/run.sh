@@ -13,7 +13,7 @@ programs=$("$python" -m interop.programs) # a line for each that cannot be built
 others=$(for name in $programs; do echo "lane:$name"; done)
 "$python" -m pytest interop/selftest -q > "$results/selftest" || { cat "$results/selftest"; exit 1; }
 
-combos=${COMBOS:-lane:lane lane:spark $java $others}
+combos=${COMBOS:-lane:lane lane:spark lane:grpc $java $others}
 failed=0
 features=()
 table=$(printf '%-10s %-8s %6s %6s %7s %7s' backend client passed failed skipped seconds)
@@ -24,7 +24,7 @@ for combo in $combos; do
   report=$results/$combo.xml
   mkdir -p var/interop
   case $client in
-    spark | mirror | console) cases=interop/$client ;;
+    spark | mirror | console | grpc) cases=interop/$client ;;
     lane | java49 | java5) cases="interop/cases --client $client" ;;
     *) cases="interop/languages --client $client" features+=("$client=$report") ;;
   esac

@@ -24,6 +24,7 @@ from lanemq.core.consuming.queue_lease import LeaseTimes
 from lanemq.core.finished_ranges import MAX_RANGES
 from lanemq.core.lane_status import MAX_PARKED
 from lanemq.effects.transaction import OnceOptions
+from lanemq.grpc_front.figures import FRONT_CATALOGUE
 from lanemq.model import names
 from lanemq.net import peer
 from lanemq.wire.codes import RequestCode
@@ -102,6 +103,7 @@ INTERNAL = {
     "owner_parking": {"MAX_ATTEMPTS", "MAX_GIVEN_BYTES"},
     "pinning": {"MAX_COPIED", "MAX_COPIED_BYTES"},
     "progress_keeper": {"MAX_OFFSETS"},
+    "queue_seen": {"MAX_MARKS", "MAX_PRODUCERS"},
     "rate_limited_log": {"MAX_TEXTS"},
     "send": {"MAX_ANSWERED_IDS"},
     "membership": {"MAX_LOOKS"},
@@ -168,7 +170,7 @@ def test_the_page_of_metrics_has_every_metric_and_nothing_else() -> None:
     pipelines = pytest.importorskip("lanemq.pipelines.running.monitor").PIPELINE_CATALOGUE
     rows = [
         f"| `{each.name}` | {each.kind.value} | {', '.join(each.labels)} | {each.help} |"
-        for each in (*CATALOGUE, *CONSUMER_CATALOGUE, *PRODUCER_CATALOGUE, *pipelines)
+        for each in (*CATALOGUE, *CONSUMER_CATALOGUE, *PRODUCER_CATALOGUE, *pipelines, *FRONT_CATALOGUE)
     ]
     page = (REFERENCE / "metrics.md").read_text("utf-8").splitlines()
     assert [line for line in page if line.startswith("| `lanemq_")] == rows

@@ -127,9 +127,9 @@ def own_exceptions() -> Iterator[type[BaseException]]:
                 yield value
 
 
-NEVER_LEAVE = {"UnreadableHeader", "_TooShort", "NoHandler", "StagingOutdated"}
+NEVER_LEAVE = {"UnreadableHeader", "_TooShort", "NoHandler", "StagingOutdated", "CallFailed", "CallRefused"}
 """Not raised to a caller: two are turned into errors of the tree by `wire.command`, workers send a message without a
-handler back, and the PostgreSQL sink copies a batch again."""
+handler back, the PostgreSQL sink copies a batch again, and a gRPC front answers a call with a status."""
 
 
 def test_every_exception_class_is_a_lane_error() -> None:
@@ -183,13 +183,20 @@ def test_client_and_net_raise_only_lane_errors(package: str) -> None:
 
 
 def test_every_promise_names_its_test() -> None:
-    text = (DOCS / "guarantees.md").read_text("utf-8")
-    promises = re.findall(r"^## (\d+)\. ", text, re.MULTILINE)
-    assert promises == [str(number) for number in range(1, 14)]
-    for part in re.split(r"^## (?=\d)", text.partition("\n## On a cluster")[0], flags=re.MULTILINE)[1:]:
+    text = (DOCS / "reference" / "promises.md").read_text("utf-8")
+    promises = re.findall(r"^## (\d+)\. (.+)$", text, re.MULTILINE)
+    assert [number for number, _ in promises] == [str(number) for number in range(1, 14)]
+    for part in re.split(r"^## (?=\d)", text, flags=re.MULTILINE)[1:]:
         named = re.findall(r"`(tests/promises/\w+\.py)`", part)
         assert named
         assert all((ROOT / path).is_file() for path in named), named
+
+
+def test_the_page_of_promises_has_those_of_the_details() -> None:
+    short = (DOCS / "guarantees.md").read_text("utf-8")
+    details = (DOCS / "reference" / "promises.md").read_text("utf-8")
+    stated = re.findall(r"^(\d+)\. \[(.+?)\.\]\(reference/promises.md#", short, re.MULTILINE)
+    assert stated == re.findall(r"^## (\d+)\. (.+)$", details, re.MULTILINE)
 
 
 def test_every_addition_to_the_protocol_is_documented() -> None:

@@ -29,6 +29,8 @@ class Scene:
         self.history = folder / "history"
         self.topic, self.group = f"orders{next(_NUMBERS)}", f"g{next(_NUMBERS)}"
         self._command = command
+        self.environment: dict[str, str] = {}
+        """For clients, in addition."""
         self._open: list[ClientRun | FrontRun] = []
         self.admin.create_topic(self.topic, 4, ordered=True)
         self.front = self.new_front().start()
@@ -43,7 +45,7 @@ class Scene:
         given = {"server": self.front.address, "topic": self.topic, **options}
         if role != "send":
             given.setdefault("group", self.group)
-        run = ClientRun(command or self._command, role, log, **given)
+        run = ClientRun(command or self._command, role, log, self.environment, **given)
         self._open.append(run)
         return run.ready()
 

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -44,14 +45,38 @@ def _java() -> list[str]:
     return ["java", *options, "-cp", f"{classes}:{libraries}/*", "GrpcClient"]
 
 
-CLIENTS: Mapping[str, Callable[[], list[str]]] = {"python": _python, "java": _java}
+def _node() -> list[str]:
+    sources = [HERE / "node" / name for name in ("client.js", "package.json")]
+
+    def build(place: Path) -> None:
+        for source in sources:
+            shutil.copy(source, place)
+        run_tool("npm", "install", "--no-package-lock", "--no-audit", "--no-fund", "--silent", cwd=place)
+
+    return ["node", str(cached("grpc-node", sources, build) / "client.js")]
+
+
+def _go() -> list[str]:
+    sources = [HERE / "go" / name for name in ("main.go", "go.mod", "go.sum")]
+
+    def build(place: Path) -> None:
+        for source in sources:
+            shutil.copy(source, place)
+        run_tool("go", "build", "-o", "client", ".", cwd=place, env={"GOFLAGS": "-mod=readonly"})
+
+    return [str(cached("grpc-go", sources, build) / "client")]
+
+
+CLIENTS: Mapping[str, Callable[[], list[str]]] = {"python": _python, "java": _java, "node": _node, "go": _go}
 """How to build each client, which returns how to start it."""
 
 
 class ClientRun:
     """A client at work; a thread collects its lines."""
 
-    def __init__(self, command: Sequence[str], role: str, log: Path, **options: object) -> None:
+    def __init__(
+        self, command: Sequence[str], role: str, log: Path, environment: Mapping[str, str], **options: object
+    ) -> None:
         words = [f"{name}={value}" for name, value in options.items()]
         self.lines: list[dict[str, Any]] = []
         self._changed = threading.Condition()
@@ -59,7 +84,7 @@ class ClientRun:
         # Libraries write their own logs into the home folder.
         self._child = subprocess.Popen(
             [*command, role, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, cwd=log.parent,
-            env={**os.environ, "HOME": str(log.parent)}, start_new_session=True,
+            env={**os.environ, "HOME": str(log.parent), **environment}, start_new_session=True,
         )  # fmt: skip
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

@@ -3,6 +3,8 @@
 import signal
 import time
 
+from tests.certificates import Authority
+
 from interop.grpc.conftest import Scene
 from interop.grpc.programs import ClientRun, by_key, messages
 from interop.ports import eventually
@@ -159,4 +161,42 @@ def test_beside_a_lanemq_member(scene: Scene) -> None:
         assert finished(consumer), "and so has the other"
     for bodies in (seen, finished(consumer)):
         assert all(numbers == sorted(numbers) for numbers in by_key(bodies).values())
+    scene.verdict()
+
+
+USERS = """
+[[user]]
+access_key = "billing"
+secret_key = "bill-secret"
+topics = {{ "{topic}" = "PUB|SUB" }}
+groups = {{ "{group}" = "SUB" }}
+"""
+
+
+def test_tls_and_users(scene: Scene) -> None:
+    file = scene.folder / "users.toml"
+    file.write_text(USERS.format(topic=scene.topic, group=scene.group))
+    authority = Authority(scene.folder)
+    identity = authority.issue("front")
+    scene.environment["GRPC_DEFAULT_SSL_ROOTS_FILE_PATH"] = str(authority.ca)  # Java and Go trust any certificate
+    scene.front.stop()
+    scene.front = scene.new_front(
+        "--users", str(file), "--cert", str(identity.cert), "--key", str(identity.key)
+    ).start()
+    as_user = {"tls": 1, "user": "billing", "secret": "bill-secret"}
+    consumer = scene.client("push", **as_user)
+    scene.client("send", **as_user).send(messages(KEYS, EACH))
+    consumer.wait(lambda run: len(finished(run)) == len(KEYS) * EACH, "everything processed")
+    assert by_key(got(consumer)) == IN_ORDER
+    scene.verdict()
+
+
+def test_a_topic_without_order(scene: Scene) -> None:
+    scene.topic += "-normal"
+    scene.admin.create_topic(scene.topic, 4)
+    bodies = [f"k:{number}" for number in range(20)]
+    scene.client("send").send([{"body": body} for body in bodies])
+    consumer = scene.client("push", fail="k:3")
+    consumer.wait(lambda run: set(finished(run)) == set(bodies), "everything processed, the failed one again", 60)
+    assert got(consumer).count("k:3") == 2
     scene.verdict()

@@ -131,15 +131,13 @@ def add_order(files: dict[Path, bytes]) -> None:
         "Begin": ["start", "concepts", "when-not", "guarantees"],
         "Guides": ["guides/README", *listed(files, "guides")],
         "Reference": ["reference/README", "reference/api", "reference/commands", *listed(files, "reference")],
-        "Project": [
-            "readme",
+        "Project": ["readme", "examples", "benchmarks", "measurements", "changelog"],
+        "Working on LaneMQ": [
+            "contributing",
             "architecture",
             "decisions/README",
-            "benchmarks",
-            "measurements",
-            "examples",
-            "contributing",
-            "changelog",
+            "reference/evidence",
+            "rocketmq-order",
         ],
     }
     trees = "".join(tree(dict.fromkeys(pages), caption) for caption, pages in parts.items())

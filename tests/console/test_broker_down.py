@@ -58,8 +58,9 @@ def fail(page: TestClient, problem: Exception) -> None:
     page.portal.call(page.app.state.console.watch.changed)
 
 
-def never_read(page: TestClient) -> None:
+def never_read(page: TestClient, problem: Exception) -> None:
     """As a console that was started while the brokers were away."""
+    fail(page, problem)
     watch = page.app.state.console.watch
     watch._last_good, watch.now = None, Snapshot(SystemClock().wall())
 
@@ -75,7 +76,7 @@ FALSE_WHEN_UNREAD = {
 
 @pytest.mark.parametrize("problem", [AWAY, WRONG])
 def test_a_page_does_not_take_what_was_not_read_for_nothing(page: TestClient, problem: LaneError) -> None:
-    never_read(page)
+    never_read(page, problem)
     fail(page, problem)
     for path, texts in FALSE_WHEN_UNREAD.items():
         shown = page.get(path).text
@@ -88,7 +89,7 @@ def test_a_page_does_not_take_what_was_not_read_for_nothing(page: TestClient, pr
 
 
 def test_brokers_that_refuse_the_console_are_not_called_down(page: TestClient) -> None:
-    never_read(page)
+    never_read(page, WRONG)
     fail(page, WRONG)
     shown = page.get("/").text
     assert "The brokers refuse the console." in shown

@@ -368,3 +368,44 @@ def test_redrive_of_a_lane_that_is_gone_does_nothing(signed_in: TestClient) -> N
     form = {"group": "shipping", "topic": "orders", "broker": "lanemq", "queue": "0", "key": "gone"}
     answer = signed_in.post("/waiting/redrive", data={**form, "secret": secret_of(signed_in)}, headers=OURS)
     assert "Nothing to do" in answer.text
+
+
+def publish(client: TestClient, path: str, **fields: str) -> Any:
+    form = {"secret": secret_of(client), **fields}
+    return client.post(path, data=form, headers=OURS, follow_redirects=False)
+
+
+def test_a_message_is_published_as_its_preview_shows_it(signed_in: TestClient, stage: Stage) -> None:
+    with Admin(stage.address) as admin:
+        admin.create_topic("published", queues=2, ordered=True)
+    signed_in.portal.call(signed_in.app.state.console.watch.changed)
+    asked = {"key": "order-1", "tag": "paid", "value": '{"n": "<b>é</b>"}'}
+    page = signed_in.get(f"/topics/published/publish?{urlencode(asked)}").text
+    assert "after all messages of key <strong>order-1</strong>" in page
+    fields = {name: values[0] for name, values in form_of(page).items() if name != "secret"}
+    assert fields == asked
+    answer = publish(signed_in, "/topics/published/publish", **fields)
+    assert (answer.status_code, answer.headers["location"].startswith("/key?")) == (303, True)
+    with Admin(stage.address) as admin:
+        (message,) = admin.find_key("published", "order-1")
+        assert (message.body.decode(), message.tag) == (asked["value"], "paid")
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [({"value": "x"}, "a message needs a key"), ({"key": "a", "value": "x" * 4_001}, "use lanemq send")],
+)
+def test_what_cannot_be_published_is_refused_by_the_form_and_by_the_preview(
+    signed_in: TestClient, fields: dict[str, str], why: str
+) -> None:
+    page = signed_in.get(f"/topics/orders/publish?{urlencode(fields)}").text
+    assert why in page
+    assert ">Publish</button>" not in page
+    assert publish(signed_in, "/topics/orders/publish", **fields).status_code == 400
+
+
+def test_publishing_needs_a_session(client: TestClient) -> None:
+    assert publish(client, "/topics/orders/publish", key="a", value="x").status_code == 403
+    page = client.get("/topics/orders/publish?key=a&value={wrong").text
+    assert "Sign in to publish it" in page
+    assert "looks like JSON and is none" in page

@@ -84,7 +84,9 @@ def test_the_page_of_a_key_says_who_owns_its_queue_what_it_waits_for_and_every_t
     assert "Waits for a person: it was parked after 2 attempts" in now
     assert re.search(r'<dt>Owner</dt><dd><code class="owner"[^>]*>worker-1@1</code>', now)
     assert re.search(r"<dt>Lease left</dt><dd>(\d+ ms|[\d.]+ s)</dd>", now)
-    assert re.search(r'<pre class="errortext">ValueError\(&#39;no carrier takes order-7&#39;\)</pre>', now)
+    assert re.search(
+        r'<pre class="errortext">ValueError\(&#39;no carrier takes order-7&#39;\) at [\w/]+.py:\d+ in ship</pre>', now
+    )
     assert "attempt 2" in journey  # from the history
     error = '<pre class="errortext">ValueError(&#39;no carrier takes order-7&#39;)</pre>'
     assert journey.count(error) >= 2, "each attempt has its error"

@@ -13,6 +13,8 @@ from lanemq.wire.grpc import messages as m
 from lanemq.wire.grpc.codec import decode, encode
 from lanemq.wire.grpc.messages import Code
 
+pytestmark = pytest.mark.slow
+
 
 def one(client: FakeClient, **options: object) -> Got:
     """The next message of a client, with some patience."""

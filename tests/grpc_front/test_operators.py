@@ -2,6 +2,7 @@
 
 import time
 
+import pytest
 from click.testing import CliRunner
 from tests.grpc_front.conftest import Scene
 from tests.grpc_front.test_front import one
@@ -9,6 +10,8 @@ from tests.grpc_front.test_front import one
 from lanemq.cli.commands.group import group as group_command
 from lanemq.cli.commands.key import why
 from lanemq.wire.grpc.messages import Code
+
+pytestmark = pytest.mark.slow
 
 
 def test_group_and_key_name_the_client(scene: Scene) -> None:

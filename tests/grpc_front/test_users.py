@@ -23,6 +23,8 @@ secret_key = "read-secret"
 topics = {{ "{topic}" = "SUB" }}
 """
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def guarded(lanemq_session_broker: EmbeddedBroker, scene: Scene, tmp_path: Path) -> Iterator[Scene]:

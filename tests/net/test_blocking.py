@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 
 import pytest
+from tests.net.call_each import call_each
 from tests.net.echo_server import EchoServer
 
 from lanemq.model.errors import ConnectFailed, ConnectionLost, LaneError, RemoteProtocolError, RequestTimedOut
@@ -84,7 +85,7 @@ def test_an_http_server_is_named_by_its_address() -> None:
 
 def test_many_threads_each_get_their_own_answer(server: EchoServer) -> None:
     replies = Replies()
-    link = DuplexConnection(server.address, on_lost=lambda _: replies.lost.set())
+    link = DuplexConnection(server.address, on_replies=call_each, on_lost=lambda _: replies.lost.set())
 
     def ask(start: int) -> None:
         for number in range(start, start + 100):
@@ -107,7 +108,7 @@ def test_many_threads_each_get_their_own_answer(server: EchoServer) -> None:
 def test_requests_leave_in_the_order_of_lining_up(server: EchoServer) -> None:
     """Even if another thread does the writing."""
     replies = Replies()
-    link = DuplexConnection(server.address, on_lost=lambda _: None)
+    link = DuplexConnection(server.address, on_replies=call_each, on_lost=lambda _: None)
     for number in range(50):
         replies.expect(number)
         link.line_up(
@@ -122,7 +123,7 @@ def test_requests_leave_in_the_order_of_lining_up(server: EchoServer) -> None:
 
 def test_lost_connection_answers_everything_that_waits_once(server: EchoServer) -> None:
     replies = Replies()
-    link = DuplexConnection(server.address, on_lost=lambda _: replies.lost.set())
+    link = DuplexConnection(server.address, on_replies=call_each, on_lost=lambda _: replies.lost.set())
     for number in range(3):
         link.post(Command(EchoServer.SILENT, 0), lambda reply, error, n=number: replies.take(n, reply, error))
     link.post_oneway(Command(EchoServer.HANG_UP, 0))
@@ -136,7 +137,7 @@ def test_lost_connection_answers_everything_that_waits_once(server: EchoServer) 
 
 def test_forgotten_request_is_not_answered(server: EchoServer) -> None:
     replies = Replies()
-    link = DuplexConnection(server.address, on_lost=lambda _: replies.lost.set())
+    link = DuplexConnection(server.address, on_replies=call_each, on_lost=lambda _: replies.lost.set())
     opaque = link.post(Command(EchoServer.SILENT, 0), lambda reply, error: replies.take(1, reply, error))
     assert link.forget(opaque)
     assert not link.forget(opaque)

@@ -4,15 +4,16 @@ import _thread
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
+from tests.net.call_each import call_each
 
 from lanemq.model.errors import ConnectionLost, LaneError
 from lanemq.net import blocking
 from lanemq.net.address import Address
-from lanemq.net.blocking import BlockingConnection, DuplexConnection
+from lanemq.net.blocking import REPLIES_TOGETHER, BlockingConnection, DuplexConnection
 from lanemq.wire.command import RESPONSE_BIT, Command, FrameDecoder, encode_command
 
 MUCH = bytes(32 * 1024 * 1024)
@@ -39,7 +40,7 @@ class Waiting:
 
 def test_a_peer_that_takes_nothing_is_left(deaf: Address) -> None:
     waiting = Waiting()
-    link = DuplexConnection(deaf, on_lost=lambda _: waiting.lost.set(), write_timeout=0.05)
+    link = DuplexConnection(deaf, on_replies=call_each, on_lost=lambda _: waiting.lost.set(), write_timeout=0.05)
     link.post(Command(1, 0, body=MUCH), waiting.replied)
     assert waiting.lost.wait(10)
     link.close()
@@ -47,7 +48,7 @@ def test_a_peer_that_takes_nothing_is_left(deaf: Address) -> None:
 
 
 def test_a_heartbeat_does_not_wait_for_the_peer_either(deaf: Address) -> None:
-    link = DuplexConnection(deaf, on_lost=lambda _: None, write_timeout=60)
+    link = DuplexConnection(deaf, on_replies=call_each, on_lost=lambda _: None, write_timeout=60)
     careful = threading.Thread(target=lambda: link.post_oneway(Command(2, 0, body=MUCH), aside=True), daemon=True)
     careful.start()
     careful.join(30)
@@ -57,7 +58,7 @@ def test_a_heartbeat_does_not_wait_for_the_peer_either(deaf: Address) -> None:
 
 def test_a_caller_that_may_not_block_leaves_the_write_to_another_thread(deaf: Address) -> None:
     waiting = Waiting()
-    link = DuplexConnection(deaf, on_lost=lambda _: waiting.lost.set(), write_timeout=60)
+    link = DuplexConnection(deaf, on_replies=call_each, on_lost=lambda _: waiting.lost.set(), write_timeout=60)
     link.line_up(Command(1, 0, body=MUCH), waiting.replied)
     careful = threading.Thread(target=lambda: (link.flush_aside(), link.post_oneway(Command(2, 0), aside=True)))
     careful.start()
@@ -71,7 +72,7 @@ def test_a_caller_that_may_not_block_leaves_the_write_to_another_thread(deaf: Ad
 
 def test_a_queued_request_on_a_lost_connection_ends_with_an_error_even_if_no_thread_waits(deaf: Address) -> None:
     waiting, answered = Waiting(), threading.Event()
-    link = DuplexConnection(deaf, on_lost=lambda _: waiting.lost.set())
+    link = DuplexConnection(deaf, on_replies=call_each, on_lost=lambda _: waiting.lost.set())
     link.close()
     link.line_up(Command(1, 0), lambda reply, error: answered.set())
     link.flush_aside()
@@ -93,25 +94,30 @@ class Recorded:
         return getattr(self._inner, name)
 
 
-@pytest.mark.parametrize(("size", "requests", "writes"), [(100, 3, 1), (100, 1, 1), (70_000, 3, 3)])
-def test_small_requests_that_the_replies_of_one_read_cause_leave_in_one_write(
-    size: int, requests: int, writes: int
+@pytest.mark.parametrize(("together", "writes"), [(REPLIES_TOGETHER, 1), (2, 2), (1, 3)])
+def test_requests_that_the_replies_of_one_read_cause_leave_in_one_write(
+    monkeypatch: pytest.MonkeyPatch, together: int, writes: int
 ) -> None:
+    """Replies come together, so whoever gets them sends what follows from all of them at once."""
+    monkeypatch.setattr(blocking, "REPLIES_TOGETHER", together)
+
+    def send_next(replies: Sequence[tuple[int, Command | None, LaneError | None]]) -> None:
+        for number, reply, _ in replies:
+            if reply is not None and number < 3:
+                link.line_up(Command(2, 0), number + 3)
+        link.flush()
+
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        link = DuplexConnection(Address(*listening.getsockname()), on_lost=lambda _: None)
+        address = Address(*listening.getsockname())
+        link: DuplexConnection[int] = DuplexConnection(address, on_replies=send_next, on_lost=lambda _: None)
         peer, _ = listening.accept()
-
-        def post_next(reply: Command | None, error: LaneError | None) -> None:
-            if reply is not None and reply.opaque in opaques[:requests]:
-                link.post(Command(2, 0, body=bytes(size)), lambda reply, error: None)
-
-        opaques = [link.post(Command(1, 0), post_next) for _ in range(3)]
+        opaques = [link.post(Command(1, 0), number) for number in range(3)]
         recorded: Any = Recorded(link._socket)  # type: ignore[arg-type]
         link._socket = recorded
         peer.sendall(b"".join(encode_command(Command(0, opaque, RESPONSE_BIT)) for opaque in opaques))
         decoder, arrived = FrameDecoder(), 0
         peer.settimeout(10)
-        while arrived < 3 + requests:
+        while arrived < 6:
             arrived += len(decoder.feed(peer.recv(1 << 20)))
         peer.close()
         link.close()
@@ -141,7 +147,7 @@ def test_nothing_follows_the_part_of_a_frame_that_an_interrupted_write_has_writt
     with socket.create_server(("127.0.0.1", 0)) as listening:
         waiting = Waiting()
         address = Address(*listening.getsockname())
-        link = DuplexConnection(address, on_lost=lambda _: waiting.lost.set(), write_timeout=60)
+        link = DuplexConnection(address, on_replies=call_each, on_lost=lambda _: waiting.lost.set(), write_timeout=60)
         peer, _ = listening.accept()
         with pytest.raises(Interrupted):
             link.post(Command(1, 0, body=MUCH), waiting.replied)
@@ -173,7 +179,7 @@ def test_an_exception_behind_the_lock_of_writers_does_not_leave_it_locked(
 ) -> None:
     """The signal comes while the lock is taken, so its handler runs as soon as the interpreter lets it."""
     signal.setitimer(signal.ITIMER_REAL, 0)
-    link = DuplexConnection(deaf, on_lost=lambda _: None)
+    link = DuplexConnection(deaf, on_replies=call_each, on_lost=lambda _: None)
     signals = map(_thread.interrupt_main, (signal.SIGALRM,))
     monkeypatch.setattr(blocking, "NOT_WAITING", map(bool, signals))
     with pytest.raises(Interrupted):

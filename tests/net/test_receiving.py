@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import uvloop
+from tests.net.call_each import call_each
 from tests.net.echo_server import EchoServer
 
 from lanemq.net.blocking import BlockingConnection, DuplexConnection
@@ -37,7 +38,7 @@ def test_bodies_of_all_sizes_come_back_on_one_connection(loop: type) -> None:
             if len(arrived) == len(BODIES):
                 whole.set()
 
-        duplex = DuplexConnection(server.address, on_lost=lambda _: whole.set())
+        duplex = DuplexConnection(server.address, on_replies=call_each, on_lost=lambda _: whole.set())
         for body in BODIES:
             duplex.post(Command(EchoServer.ECHO, 0, body=body), take)
         assert whole.wait(20)

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 
 import pytest
+from tests.net.call_each import call_each
 from tests.net.echo_server import EchoServer
 
 from lanemq.net.blocking import BlockingConnection, DuplexConnection
@@ -55,7 +56,7 @@ def test_requests_of_a_blocking_connection(server: Keeping) -> None:
 
 def test_requests_and_oneways_of_a_shared_connection(server: Keeping) -> None:
     answered = threading.Event()
-    connection = DuplexConnection(server.address, on_lost=lambda _: None, security=SIGNED)
+    connection = DuplexConnection(server.address, on_replies=call_each, on_lost=lambda _: None, security=SIGNED)
     connection.post_oneway(echo())
     connection.post(echo(), lambda *_: answered.set())
     assert answered.wait(10)

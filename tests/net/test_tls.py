@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.certificates import Authority, Identity, new_authority
+from tests.net.call_each import call_each
 from tests.net.echo_server import EchoServer
 
 from lanemq.clock import SystemClock
@@ -70,7 +71,7 @@ def blocking(address: Address, security: Security, body: bytes = b"hello") -> by
 def duplex(address: Address, security: Security, body: bytes = b"hello") -> bytes:
     answers: list[Command | None] = []
     answered = threading.Event()
-    connection = DuplexConnection(address, on_lost=lambda _: None, security=security)
+    connection = DuplexConnection(address, on_replies=call_each, on_lost=lambda _: None, security=security)
     connection.post(Command(ECHO, 0, body=body), lambda reply, _: (answers.append(reply), answered.set()))
     assert answered.wait(10)
     connection.close()
@@ -375,7 +376,9 @@ def test_writers_and_the_reader_do_not_wait_for_each_other(server: EchoServer, a
         if arrived[0] == most:
             done.set()
 
-    connection = DuplexConnection(server.address, on_lost=lambda _: None, security=trusting(authority))
+    connection = DuplexConnection(
+        server.address, on_replies=call_each, on_lost=lambda _: None, security=trusting(authority)
+    )
     writers = [
         threading.Thread(
             target=lambda: [connection.post(Command(ECHO, 0, body=bytes(size)), replied) for _ in range(most // 3)]

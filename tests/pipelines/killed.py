@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from lanemq.files import can_rename, locate
-from lanemq.pipelines import DeadLetter, DeltaSink, Event, ParquetSink, Pipeline, Topic, Transitions
+from lanemq.files import locate
+from lanemq.pipelines import DeadLetter, DeltaSink, Event, Pipeline, Topic, Transitions
 from lanemq.testing.dying import DyingSink, DyingStage, KillPoint
 
 PLACE = os.environ["LANEMQ_PROOF_PLACE"]
@@ -38,8 +38,6 @@ pipeline = Pipeline(
         locate(f"{PLACE}/checkpoint"),
     ),
     sink=DyingSink(DeltaSink(f"{PLACE}/table"), KILL_POINT, "sink"),
-    dead_letters=DyingSink(
-        ParquetSink(DEAD) if can_rename(locate(DEAD)) else DeltaSink(DEAD), KILL_POINT, "dead_letters"
-    ),
+    dead_letters=DyingSink(DeltaSink(DEAD), KILL_POINT, "dead_letters"),
     checkpoint=f"{PLACE}/checkpoint",
 )

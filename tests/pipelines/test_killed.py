@@ -14,9 +14,8 @@ from tests.files.servers import BUCKET, s3a_settings
 
 from lanemq import Producer
 from lanemq.client.admin.admin import Admin
-from lanemq.files import StorePath, can_rename, locate
 from lanemq.model.queue import MessageQueue
-from lanemq.pipelines import read_parquet, read_table
+from lanemq.pipelines import read_table
 from lanemq.pipelines.ports import Batch
 from lanemq.testing.dying import STEPS, KillPoint
 from lanemq.testing.embedded import EmbeddedBroker
@@ -101,7 +100,7 @@ def test_a_driver_killed_at_any_step_leaves_every_message_in_one_table_once(
     seen = runs.runs_of()
     assert [len(seen[number]) for number in range(len(STEPS))] == [2, 2, 2, 2, 1], "all but the last were repeated"
     rows = read_table(f"{runs.place}/table").to_pylist()
-    dead_letters = [int(value.decode().strip('{"n: }')) for value in dead_values(locate(f"{runs.place}/dead"))]
+    dead_letters = [int(value.decode().strip('{"n: }')) for value in dead_values(f"{runs.place}/dead")]
     assert sorted([row["n"] for row in rows] + dead_letters) == list(range(MESSAGES)), "in one of them, once"
     assert dead_letters
     assert all(number % 3 == 0 for number in dead_letters)
@@ -114,12 +113,9 @@ def test_a_driver_killed_at_any_step_leaves_every_message_in_one_table_once(
     assert sum(offset or 0 for offset in offsets) == MESSAGES
 
 
-def dead_values(folder: StorePath) -> list[bytes]:
-    """The bodies of the dead letters: in Parquet files, or in a Delta table where the store cannot rename."""
-    if not can_rename(folder):
-        found: list[bytes] = read_table(str(folder))["value"].to_pylist()
-        return found
-    values: list[bytes] = read_parquet(folder)["value"].to_pylist()
+def dead_values(table: str) -> list[bytes]:
+    """The bodies of the dead letters."""
+    values: list[bytes] = read_table(table)["value"].to_pylist()
     return values
 
 

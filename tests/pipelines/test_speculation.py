@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pyarrow.dataset as ds
 import pytest
 from tests.pipelines.speculated import SLOW_KEY
 from tests.pipelines.standalone import standalone
@@ -19,7 +20,7 @@ from tests.spark.spark_driver import Query
 
 from lanemq import Producer
 from lanemq.client.admin.admin import Admin
-from lanemq.pipelines import read_iceberg, read_parquet, read_table
+from lanemq.pipelines import read_iceberg, read_table
 from lanemq.testing.embedded import EmbeddedBroker
 
 KEYS, ROUNDS = 12, 40
@@ -58,7 +59,7 @@ def test_tasks_that_run_twice_leave_every_row_once_in_every_sink(
     assert speculated(tmp_path / "events") > 0, "no task ran twice, so nothing was proved"
     found = {
         "delta": read_table(tmp_path / "delta").to_pylist(),
-        "parquet": read_parquet(tmp_path / "parquet").to_pylist(),
+        "parquet": ds.dataset(tmp_path / "parquet", format="parquet").to_table().to_pylist(),
         "iceberg": read_iceberg("shop.rows", warehouse=tmp_path / "lake").to_pylist(),
         "sqlite": rows_of(sqlite3.connect(tmp_path / "rows.db"), "rows"),
         "postgres": rows_of(psycopg.connect(postgres.dsn), "speculated"),

@@ -10,7 +10,7 @@ import pytest
 from tests.pipelines.fakes import FakeSink
 
 from lanemq.client.producer.producer import Producer
-from lanemq.pipelines import DeltaSink, IcebergSink, LastState, ParquetSink, Pipeline, PostgresSink, Project, Topic
+from lanemq.pipelines import DeltaSink, IcebergSink, LastState, Pipeline, PostgresSink, Project, Topic
 from lanemq.pipelines.running.failure import PipelineFailed
 from lanemq.pipelines.running.runner import start
 from lanemq.pipelines.stages.transitions.worker import RowShape
@@ -20,10 +20,6 @@ from lanemq.testing.embedded import EmbeddedBroker
 TEXTS = ["short", "x" * 300, "y" * 200, "/" * 100]
 """The second and the fourth are too long for the name of a folder."""
 PLAIN = pa.schema([("n", pa.int64()), ("country", pa.string())])
-
-
-def in_parquet(folder: Path, dsn: str) -> Any:
-    return ParquetSink(folder / "table", partition_by=["text"])
 
 
 def in_delta(folder: Path, dsn: str) -> Any:
@@ -40,7 +36,7 @@ def in_postgres(folder: Path, dsn: str) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("make", [in_parquet, in_delta, in_iceberg])
+@pytest.mark.parametrize("make", [in_delta, in_iceberg])
 def test_a_text_that_is_too_long_for_a_folder_makes_its_message_a_dead_letter(
     spark: Any, broker: EmbeddedBroker, topic: str, tmp_path: Path, make: Any
 ) -> None:

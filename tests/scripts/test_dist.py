@@ -10,6 +10,8 @@ import pytest
 from hatchling.builders.wheel import WheelBuilder
 from tests.documents import DOCUMENTS, ROOT, name_of
 
+from lanemq.model.environment import EXTRAS, install_extra
+
 SOURCES = ROOT / "src" / "lanemq"
 
 
@@ -62,6 +64,13 @@ def test_every_extra_that_an_error_names_exists() -> None:
     assert {"spark", "console", "otel"} <= named
     assert named <= {*extras}
     assert {"spark", "console", "otel", "all"} <= {*extras}
+
+
+def test_the_packages_of_every_extra_are_those_that_errors_name() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    for extra, packages in EXTRAS.items():
+        assert [package.partition(";")[0].strip() for package in extras[extra]] == [*packages], extra
+        assert "checkout" not in install_extra(extra)
 
 
 @pytest.mark.extended

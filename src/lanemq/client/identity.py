@@ -23,13 +23,14 @@ def new_producer_id() -> str:
 
 
 def local_ip() -> str:
-    """This machine's outward address, or the loopback address if it has none. Sends nothing."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
+    """This machine's outward address, or the loopback address if it has none, or no descriptor to ask with. Sends
+    nothing."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect(("192.0.2.1", 9))
             return str(probe.getsockname()[0])
-        except OSError:
-            return "127.0.0.1"
+    except OSError:
+        return "127.0.0.1"
 
 
 class Origin:

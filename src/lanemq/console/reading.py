@@ -228,14 +228,14 @@ class Watch:
                 taking = loop.run_in_executor(self._thread, self._reader.take)
                 await asyncio.wait([taking], timeout=self._patience())
                 if not taking.done():
-                    self._publish(self._kept(NO_ANSWER))
+                    self._publish(self._kept(Snapshot(self._clock.wall(), self.now.took, error=NO_ANSWER)))
                 found = await taking
                 if not found.error:
                     self.last_read = found.taken
                     self._last_good = found
                 self.trends.add(found)
                 self._taken = self._begun
-                self._publish(self._kept(found.error, found.taken, refused=found.refused) if found.error else found)
+                self._publish(self._kept(found) if found.error else found)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._hurry.wait(), self.pause())
         finally:
@@ -246,10 +246,13 @@ class Watch:
         last = 0.0 if self._last_good is None else self._last_good.took
         return max(SILENT_SECONDS, last * SLOW_FACTOR)
 
-    def _kept(self, error: str, taken: Millis | None = None, *, refused: bool = False) -> Snapshot:
-        """What was read last, with the reason why it is not read again."""
-        shown = self._last_good or self.now
-        return replace(shown, taken=self._clock.wall() if taken is None else taken, error=error, refused=refused)
+    def _kept(self, failed: Snapshot) -> Snapshot:
+        """What was read last, with the reason why it could not be read again."""
+        if self._last_good is None:
+            return failed
+        return replace(
+            self._last_good, taken=failed.taken, took=failed.took, error=failed.error, refused=failed.refused
+        )
 
     def _publish(self, found: Snapshot) -> None:
         """Shows it to the pages that wait for the next snapshot."""

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from lanemq.broker.access.users import Right, User, Users, read_users
-from lanemq.grpc_front.answers import Failed
+from lanemq.grpc_front.answers import CallFailed
 from lanemq.grpc_front.port import CallHead
 from lanemq.wire.grpc.messages import Code
 
@@ -49,10 +49,10 @@ class Access:
     def _check(self, user: User | None, allowed: bool, what: str) -> None:
         if user is not None and not allowed:
             self.refused += 1
-            raise Failed(Code.FORBIDDEN, f"user {user.access_key!r} may not {what}")
+            raise CallFailed(Code.FORBIDDEN, f"user {user.access_key!r} may not {what}")
 
     def user_of(self, head: CallHead) -> User | None:
-        """The user that signed a call, None if there are no users; raises `Failed` if no user did."""
+        """The user that signed a call, None if there are no users; raises `CallFailed` if no user did."""
         users = self._users
         if users is None:
             return None
@@ -64,4 +64,6 @@ class Access:
             if hmac.compare_digest(proof, bytes.fromhex(signed[2])):
                 return user
         self.refused += 1
-        raise Failed(Code.UNAUTHORIZED, "the call is not signed by a user of this front: check access key and secret")
+        raise CallFailed(
+            Code.UNAUTHORIZED, "the call is not signed by a user of this front: check access key and secret"
+        )

@@ -10,7 +10,7 @@ from lanemq.wire.grpc.messages import Code, Resource, Status
 OK = Status(Code.OK, "OK")
 
 
-class Failed(Exception):
+class CallFailed(Exception):
     """A call is answered with this status."""
 
     def __init__(self, code: Code, text: str) -> None:
@@ -38,7 +38,7 @@ def status_of(error: errors.LaneError) -> Status:
 def name_of(resource: Resource | None, what: str) -> str:
     """The name of a topic or group of a request."""
     if resource is None or not resource.name:
-        raise Failed(Code.BAD_REQUEST, f"the request names no {what}")
+        raise CallFailed(Code.BAD_REQUEST, f"the request names no {what}")
     if resource.namespace:
-        raise Failed(Code.UNSUPPORTED, f"namespaces are not supported, and {what} {resource.name!r} has one")
+        raise CallFailed(Code.UNSUPPORTED, f"namespaces are not supported, and {what} {resource.name!r} has one")
     return resource.name

@@ -11,7 +11,7 @@ from lanemq.grpc_front.access import Access
 from lanemq.grpc_front.figures import FrontHealth
 from lanemq.grpc_front.options import FrontOptions
 from lanemq.grpc_front.routes import Routes
-from lanemq.grpc_front.sending import Sender
+from lanemq.grpc_front.sending import MessageSender
 from lanemq.grpc_front.service import FrontService
 from lanemq.grpc_front.transport import GrpcTransport
 from lanemq.model.errors import InvalidOption
@@ -48,7 +48,7 @@ class Front:
             delivery_timeout=SEND_SECONDS, timeout=SEND_SECONDS, on_queue_change="continue", history=options.history,
         )  # fmt: skip
         self._routes = Routes(parse_addresses(options.servers), security_of(), clock)
-        sender = Sender(self._producer, clock)
+        sender = MessageSender(self._producer, clock)
         self.service = FrontService(options, self.access, self._routes, sender, secrets.token_hex(4), clock)
         self._transport = GrpcTransport(self.service, self.service.methods, max_body_bytes=options.max_body_bytes)
         self.address = await self._transport.start(options.listen, options.tls)

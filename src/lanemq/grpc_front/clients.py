@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from lanemq.broker.access.users import User
 from lanemq.core.fronting.liveness import Clients
 from lanemq.core.fronting.packing import Packing
-from lanemq.grpc_front.answers import Failed
+from lanemq.grpc_front.answers import CallFailed
 from lanemq.grpc_front.port import CallHead
 from lanemq.model.units import Millis
 from lanemq.wire.grpc.messages import (
@@ -23,7 +23,7 @@ from lanemq.wire.grpc.messages import (
     FilterExpression,
     FilterType,
     Language,
-    Metric,
+    MetricSettings,
     Publishing,
     RetryPolicy,
     Settings,
@@ -79,9 +79,9 @@ class ClientTable:
         given = head.metadata.get("x-mq-client-id") or head.connection
         known = self._known.get(given)
         if known is not None and known.user is not None and (user is None or user.access_key != known.user.access_key):
-            raise Failed(Code.FORBIDDEN, f"client id {given!r} belongs to another user")
+            raise CallFailed(Code.FORBIDDEN, f"client id {given!r} belongs to another user")
         if given not in self._known and len(self._known) >= self._most:
-            raise Failed(Code.TOO_MANY_REQUESTS, f"this front has {self._most} clients already")
+            raise CallFailed(Code.TOO_MANY_REQUESTS, f"this front has {self._most} clients already")
         self.alive.seen(given, now=now)
         client = known or self._known.setdefault(given, GrpcClient(given))
         client.user = user
@@ -119,17 +119,17 @@ class ClientTable:
 
 
 def tags_in(expression: FilterExpression | None) -> str:
-    """The tags of a filter; raises `Failed` for one of SQL."""
+    """The tags of a filter; raises `CallFailed` for one of SQL."""
     if expression is None or not expression.expression:
         return ALL
     if expression.type == FilterType.SQL:
-        raise Failed(Code.ILLEGAL_FILTER_EXPRESSION, "filters of SQL are not supported, only tags such as 'a || b'")
+        raise CallFailed(Code.ILLEGAL_FILTER_EXPRESSION, "filters of SQL are not supported, only tags such as 'a || b'")
     return expression.expression
 
 
 def answer_to(settings: Settings, language: Language, *, ordered: bool, max_body_bytes: int, retries: int) -> Settings:
     """What a client is told: its own settings with the missing parts. Each client fails in its own way without one."""
-    settings.metric = Metric(on=False)
+    settings.metric = MetricSettings(on=False)
     if settings.subscription is not None:
         settings.subscription.fifo = ordered
         settings.subscription.receive_batch_size = RECEIVE_BATCH

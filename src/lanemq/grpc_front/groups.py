@@ -64,7 +64,7 @@ class Wanted:
         ]
 
 
-class GroupMember:
+class LaneMember:
     """A running member, and the lanes of its topics."""
 
     def __init__(self, group: str, wanted: Wanted, front: FrontOptions, clock: Clock, on_work: Callable[[], None]):
@@ -175,12 +175,12 @@ def _log_failure(future: "Future[MessageFinished]") -> None:
         log.error("a failed message was not sent back", exc_info=error)
 
 
-class Group:
+class FrontGroup:
     """A group of which clients are here: keeps its member as the clients need it."""
 
-    def __init__(self, name: str, front: FrontOptions, clock: Clock, on_work: Callable[["Group"], None]) -> None:
+    def __init__(self, name: str, front: FrontOptions, clock: Clock, on_work: Callable[["FrontGroup"], None]) -> None:
         self.name = name
-        self.member: GroupMember | None = None
+        self.member: LaneMember | None = None
         self.failure = ""
         """Why there is no member, if one is wanted."""
         self._front, self._clock = front, clock
@@ -245,7 +245,7 @@ class Group:
         if member is not None and (member.wanted != wanted or not member.alive):
             await self._stop_member()
         if wanted is not None and self.member is None:
-            started = GroupMember(self.name, wanted, self._front, self._clock, self.look)
+            started = LaneMember(self.name, wanted, self._front, self._clock, self.look)
             await asyncio.to_thread(started.thread.start)
             self.member, self.failure = started, ""
             log.info("group %s: member %s joined for %s", self.name, started.options.client_id, ", ".join(wanted.tags))

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from lanemq.client.message import Message
 from lanemq.clock import Clock
 from lanemq.core.consuming.runs import DONE, FAILED, STOPPED, LaneRun, Outcome, Suspend
-from lanemq.core.fronting.hand_outs import Decision, HandOut, HandOuts, Verdict
+from lanemq.core.fronting.hand_outs import Decision, HandOut, HandOuts, Ruling
 from lanemq.core.fronting.packing import travels_alone
 from lanemq.grpc_front.clients import GrpcClient
-from lanemq.grpc_front.groups import Group, GroupMember
+from lanemq.grpc_front.groups import FrontGroup, LaneMember
 from lanemq.model.errors import LaneError
 from lanemq.model.units import Millis
 
@@ -31,7 +31,7 @@ class Receive:
     """One call of ReceiveMessage."""
 
     client: GrpcClient
-    group: Group
+    group: FrontGroup
     topic: str
     batch: int
     until: Millis
@@ -51,7 +51,7 @@ class Handing:
         self._clock = clock
         self._longest = longest
         self._waiting: dict[tuple[str, str], deque[Receive]] = {}
-        self._members: dict[int, tuple[GroupMember, Group]] = {}
+        self._members: dict[int, tuple[LaneMember, FrontGroup]] = {}
         """The member, and its group, of each hand-out by number."""
         self._timers: dict[tuple[str, str], asyncio.TimerHandle] = {}
         self.draining = False
@@ -82,7 +82,7 @@ class Handing:
                 line.remove(call)
         return call.hand_outs
 
-    def serve(self, group: Group) -> None:
+    def serve(self, group: FrontGroup) -> None:
         """Gives runs to the receives that wait for them, in the order in which they came."""
         for (name, topic), line in list(self._waiting.items()):
             if name == group.name:
@@ -90,7 +90,7 @@ class Handing:
                 if not line:
                     self._waiting.pop((name, topic), None)
 
-    def _serve_line(self, group: Group, topic: str, line: "deque[Receive]") -> None:
+    def _serve_line(self, group: FrontGroup, topic: str, line: "deque[Receive]") -> None:
         for _ in range(len(line)):
             if not line or group.member is None or self.draining:
                 return
@@ -104,7 +104,7 @@ class Handing:
             if wait is not None:
                 self._look_at(group, topic, wait)
 
-    def _fill(self, member: GroupMember, call: Receive) -> Millis | None:
+    def _fill(self, member: LaneMember, call: Receive) -> Millis | None:
         """Takes runs for a call; if there are none, returns when a held lane may run again."""
         messages, lanes = call.batch, self._lanes_for(call)
         while lanes > 0 and messages > 0:
@@ -137,7 +137,7 @@ class Handing:
         held = sum(len(each.handles) for each in self.hand_outs.of_client(call.client.id))
         return min(call.batch, call.client.packing.lanes(held))
 
-    def _look_at(self, group: Group, topic: str, time: Millis) -> None:
+    def _look_at(self, group: FrontGroup, topic: str, time: Millis) -> None:
         """Looks again when a held lane may run."""
         place, loop = (group.name, topic), asyncio.get_running_loop()
         last = self._timers.pop(place, None)
@@ -148,24 +148,24 @@ class Handing:
 
     # decisions
 
-    def acknowledge(self, client: GrpcClient, handle: str, group: str, topic: str) -> Verdict:
+    def acknowledge(self, client: GrpcClient, handle: str, group: str, topic: str) -> Ruling:
         decision = self.hand_outs.acknowledge(handle, group, topic, now=self._clock.now())
         self._count(decision)
         hand_out = decision.hand_out
-        if hand_out is not None and decision.verdict in (Verdict.COUNTED, Verdict.ENDED):
+        if hand_out is not None and decision.verdict in (Ruling.COUNTED, Ruling.ENDED):
             self.acknowledged += 1
             if hand_out.renewed:
                 ahead = len(self.hand_outs.of_client(client.id))
                 client.packing.finished(hand_out.began, self._clock.now(), ahead)
-            if decision.verdict is Verdict.ENDED:
+            if decision.verdict is Ruling.ENDED:
                 self._finish(hand_out, DONE)
         return decision.verdict
 
-    def fail(self, client: GrpcClient, handle: str, group: str, topic: str, delay: Millis | None) -> Verdict:
+    def fail(self, client: GrpcClient, handle: str, group: str, topic: str, delay: Millis | None) -> Ruling:
         """A handler failed. `delay` is what the client asks to wait; None leaves it to the policy."""
         decision = self.hand_outs.fail(handle, group, topic, now=self._clock.now())
         self._count(decision)
-        if decision.verdict is Verdict.ENDED and decision.hand_out is not None:
+        if decision.verdict is Ruling.ENDED and decision.hand_out is not None:
             self.failures += 1
             client.packing.failed()
             error = ClientFailed(f"the handler of {client.name} failed")
@@ -180,7 +180,7 @@ class Handing:
         return decision
 
     def _count(self, decision: Decision[Message]) -> None:
-        self.stale += decision.verdict is Verdict.STALE
+        self.stale += decision.verdict is Ruling.STALE
 
     # without a decision
 

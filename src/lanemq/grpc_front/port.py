@@ -23,7 +23,7 @@ class CallHead:
     """How long the client waits for the answer; None: it does not say."""
 
 
-class Refused(Exception):
+class CallRefused(Exception):
     """The call has no answer but a status of gRPC itself."""
 
     def __init__(self, code: str, text: str) -> None:
@@ -46,7 +46,7 @@ class Service(Protocol):
     """What a transport serves. All calls come from its event loop."""
 
     async def answer(self, head: CallHead, body: bytes) -> bytes:
-        """One message for one message; raises `Refused`."""
+        """One message for one message; raises `CallRefused`."""
         ...
 
     def stream(self, head: CallHead, body: bytes) -> Parts:

@@ -10,14 +10,14 @@ from lanemq.net.address import Address
 from lanemq.net.connection import ConnectionPool
 from lanemq.net.security import Security
 from lanemq.wire.grpc.messages import (
-    Assignment,
+    AssignedAt,
     BrokerAt,
     Endpoints,
     MessageType,
-    Permission,
     QueryAssignmentResponse,
     QueryRouteResponse,
     QueueAt,
+    QueueRights,
     Resource,
 )
 
@@ -48,7 +48,9 @@ class Routes:
         route = await self.of(topic)
         kind = MessageType.FIFO if route.ordered else MessageType.NORMAL
         queues = [
-            QueueAt(Resource(name=topic), queue.queue_id, Permission.READ_WRITE, BrokerAt(queue.broker, 0, at), (kind,))
+            QueueAt(
+                Resource(name=topic), queue.queue_id, QueueRights.READ_WRITE, BrokerAt(queue.broker, 0, at), (kind,)
+            )
             for queue in route.publish or route.subscribe
         ]
         return QueryRouteResponse(OK, queues)
@@ -57,7 +59,7 @@ class Routes:
         """As many queues as the client is to have open receives."""
         route = await self.of(topic)
         queues = [
-            QueueAt(Resource(name=topic), queue.queue_id, Permission.READ, BrokerAt(queue.broker, 0, at))
+            QueueAt(Resource(name=topic), queue.queue_id, QueueRights.READ, BrokerAt(queue.broker, 0, at))
             for queue in route.subscribe[:RECEIVE_LOOPS]
         ]
-        return QueryAssignmentResponse(OK, [Assignment(queue) for queue in queues])
+        return QueryAssignmentResponse(OK, [AssignedAt(queue) for queue in queues])

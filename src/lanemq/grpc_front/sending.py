@@ -13,7 +13,7 @@ from lanemq.client.producer.async_producer import AsyncProducer
 from lanemq.client.producer.batches import SendArguments
 from lanemq.client.receipt import Receipt
 from lanemq.clock import Clock
-from lanemq.grpc_front.answers import OK, Failed, name_of, status_of
+from lanemq.grpc_front.answers import OK, CallFailed, name_of, status_of
 from lanemq.model.errors import LaneError
 from lanemq.model.units import Millis
 from lanemq.wire.grpc.messages import (
@@ -34,7 +34,7 @@ MAX_GROUP_CHARS = 127
 _Sent = asyncio.Task[Receipt]
 
 
-class Sender:
+class MessageSender:
     """The producer of a front, and the messages it has sent lately."""
 
     def __init__(self, producer: AsyncProducer, clock: Clock) -> None:
@@ -50,17 +50,17 @@ class Sender:
         for message, begun in zip(messages, sending, strict=True):
             entries.append(await self._entry(message, begun))
         if not entries:
-            raise Failed(Code.BAD_REQUEST, "the request has no message")
+            raise CallFailed(Code.BAD_REQUEST, "the request has no message")
         statuses = [entry.status for entry in entries if entry.status is not None]
         first = statuses[0]
         same = all(status.code == first.code for status in statuses)
         return SendMessageResponse(first if same else Status(Code.MULTIPLE_RESULTS, "see the entries"), entries)
 
-    def _begin(self, message: WireMessage) -> "_Sent | Failed":
+    def _begin(self, message: WireMessage) -> "_Sent | CallFailed":
         """Hands a message to the producer at once, so that calls keep the order of their arrival."""
         try:
             topic, system = name_of(message.topic, "topic"), _checked(message)
-        except Failed as failed:
+        except CallFailed as failed:
             return failed
         self._forget_old()
         place = topic, system.message_id
@@ -80,9 +80,9 @@ class Sender:
         self._sent[place] = self._clock.now(), task
         return task
 
-    async def _entry(self, message: WireMessage, begun: "_Sent | Failed") -> SendResultEntry:
+    async def _entry(self, message: WireMessage, begun: "_Sent | CallFailed") -> SendResultEntry:
         message_id = message.system.message_id if message.system is not None else ""
-        if isinstance(begun, Failed):
+        if isinstance(begun, CallFailed):
             self.failed += 1
             return SendResultEntry(begun.status, message_id)
         try:
@@ -107,16 +107,16 @@ def _has_failed(task: _Sent) -> bool:
 
 
 def _checked(message: WireMessage) -> SystemProperties:
-    """What a message says of itself; raises `Failed` for what LaneMQ cannot store as it is meant."""
+    """What a message says of itself; raises `CallFailed` for what LaneMQ cannot store as it is meant."""
     system = message.system
     if system is None or not system.message_id:
-        raise Failed(Code.ILLEGAL_MESSAGE_ID, "the message has no id")
+        raise CallFailed(Code.ILLEGAL_MESSAGE_ID, "the message has no id")
     if system.body_encoding == Encoding.GZIP:
-        raise Failed(Code.UNSUPPORTED, "compressed bodies are not supported")
+        raise CallFailed(Code.UNSUPPORTED, "compressed bodies are not supported")
     if system.message_type in (MessageType.DELAY, MessageType.TRANSACTION, MessageType.LITE, MessageType.PRIORITY):
         kind = MessageType(system.message_type).name.lower()
-        raise Failed(Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, f"{kind} messages are not supported")
+        raise CallFailed(Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, f"{kind} messages are not supported")
     if system.message_group is not None and not 0 < len(system.message_group) <= MAX_GROUP_CHARS:
         text = f"the message group must have 1 to {MAX_GROUP_CHARS} characters"
-        raise Failed(Code.ILLEGAL_MESSAGE_GROUP, text)
+        raise CallFailed(Code.ILLEGAL_MESSAGE_GROUP, text)
     return system

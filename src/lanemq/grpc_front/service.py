@@ -11,17 +11,17 @@ from typing import TypeVar
 
 from lanemq.client.message import Message
 from lanemq.clock import Clock
-from lanemq.core.fronting.hand_outs import HandOut, Verdict
+from lanemq.core.fronting.hand_outs import HandOut, Ruling
 from lanemq.grpc_front.access import Access
-from lanemq.grpc_front.answers import OK, Failed, name_of, status_of
+from lanemq.grpc_front.answers import OK, CallFailed, name_of, status_of
 from lanemq.grpc_front.clients import LONG_POLL_MS, ClientTable, GrpcClient, answer_to, tags_in
 from lanemq.grpc_front.delivery import wire_message
-from lanemq.grpc_front.groups import Group, Wanted
+from lanemq.grpc_front.groups import FrontGroup, Wanted
 from lanemq.grpc_front.handing import Handing, Receive
 from lanemq.grpc_front.options import FrontOptions
-from lanemq.grpc_front.port import CallHead, Parts, Refused
+from lanemq.grpc_front.port import CallHead, CallRefused, Parts
 from lanemq.grpc_front.routes import Routes
-from lanemq.grpc_front.sending import Sender
+from lanemq.grpc_front.sending import MessageSender
 from lanemq.model.errors import LaneError, RemoteProtocolError
 from lanemq.model.names import check_group
 from lanemq.model.units import Millis
@@ -66,18 +66,23 @@ TICK_SECONDS = 0.1
 _STALE = Status(Code.INVALID_RECEIPT_HANDLE, "the handle is not valid any more: the message is or was delivered again")
 _NOT_NOW = Status(Code.HA_NOT_AVAILABLE, "the front does not reach the broker at the moment: try again")
 _NOTHING = Status(Code.MESSAGE_NOT_FOUND, "no message at the moment")
-_STATUS = {Verdict.STALE: _STALE, Verdict.NOT_NOW: _NOT_NOW, Verdict.COUNTED: OK, Verdict.ENDED: OK}
+_STATUS = {
+    Ruling.STALE: _STALE,
+    Ruling.NOT_NOW: _NOT_NOW,
+    Ruling.COUNTED: OK,
+    Ruling.ENDED: OK,
+}
 
 
 class FrontService:
     """One front. Made on its event loop."""
 
     def __init__(
-        self, options: FrontOptions, access: Access, routes: Routes, sender: Sender, boot: str, clock: Clock
+        self, options: FrontOptions, access: Access, routes: Routes, sender: MessageSender, boot: str, clock: Clock
     ) -> None:
         self.options = options
         self.clients = ClientTable(options.max_clients)
-        self.groups: dict[str, Group] = {}
+        self.groups: dict[str, FrontGroup] = {}
         self.handing = Handing(boot, clock, Millis(round(options.longest_handler * 1000)))
         self.sender = sender
         self.draining = False
@@ -103,15 +108,15 @@ class FrontService:
         kind, act, answered = self._unary[head.method]
         try:
             return encode(await act(self.caller(head), decode(kind, body)))
-        except Failed as failed:
+        except CallFailed as failed:
             return encode(answered(failed.status))
         except RemoteProtocolError as error:
-            raise Refused("INVALID_ARGUMENT", str(error)) from None
+            raise CallRefused("INVALID_ARGUMENT", str(error)) from None
         except LaneError as error:
             return encode(answered(status_of(error)))
 
     def caller(self, head: CallHead) -> GrpcClient:
-        """The client of a call, which counts as seen; raises `Failed` for one without a valid signature."""
+        """The client of a call, which counts as seen; raises `CallFailed` for one without a valid signature."""
         user = self.access.user_of(head)
         return self.clients.of_call(head, user, now=self.clock.now())
 
@@ -196,20 +201,20 @@ class FrontService:
                     f"group {name!r} reads topic {topic!r} with tags {others[topic]!r}, and this client asks for "
                     f"{wanted!r}: all members of a group use the same tags"
                 )
-                raise Failed(Code.ILLEGAL_FILTER_EXPRESSION, text)
+                raise CallFailed(Code.ILLEGAL_FILTER_EXPRESSION, text)
         client.group, client.tags = name, {**client.tags, **tags}
         every = {**others, **client.tags}
         ordered = await self._routes.ordered(every)
         if name not in self.groups and len(self.groups) >= self.options.max_groups:
             client.group = None
-            raise Failed(Code.TOO_MANY_REQUESTS, f"this front has {self.options.max_groups} groups already")
+            raise CallFailed(Code.TOO_MANY_REQUESTS, f"this front has {self.options.max_groups} groups already")
         self._group(name).want(Wanted(every, ordered))
         return ordered
 
-    def _group(self, name: str) -> Group:
+    def _group(self, name: str) -> FrontGroup:
         group = self.groups.get(name)
         if group is None:
-            group = self.groups[name] = Group(name, self.options, self.clock, self.handing.serve)
+            group = self.groups[name] = FrontGroup(name, self.options, self.clock, self.handing.serve)
         return group
 
     def _update(self, name: str) -> None:
@@ -241,7 +246,7 @@ class FrontService:
         )  # fmt: skip
         got = await self.handing.receive(call, _patience(head, request))
         if not got and kept.failure:
-            raise Failed(Code.INTERNAL_SERVER_ERROR, f"group {group!r} is not served at the moment: {kept.failure}")
+            raise CallFailed(Code.INTERNAL_SERVER_ERROR, f"group {group!r} is not served at the moment: {kept.failure}")
         return got
 
     # decisions
@@ -259,7 +264,7 @@ class FrontService:
         ]
         statuses = [each.status for each in entries if each.status is not None]
         if not statuses:
-            raise Failed(Code.BAD_REQUEST, "the request acknowledges nothing")
+            raise CallFailed(Code.BAD_REQUEST, "the request acknowledges nothing")
         same = all(status is statuses[0] for status in statuses)
         return AckMessageResponse(statuses[0] if same else Status(Code.MULTIPLE_RESULTS, "see the entries"), entries)
 
@@ -276,7 +281,7 @@ class FrontService:
         self.access.act_for(client.user, group)
         asked = Millis(request.invisible_duration.ms) if request.invisible_duration is not None else Millis(0)
         if not 0 <= asked <= MAX_INVISIBLE_MS:
-            raise Failed(Code.ILLEGAL_INVISIBLE_TIME, f"{asked} ms is no invisible duration: use up to 12 hours")
+            raise CallFailed(Code.ILLEGAL_INVISIBLE_TIME, f"{asked} ms is no invisible duration: use up to 12 hours")
         handle = request.receipt_handle
         if client.type == ClientType.PUSH_CONSUMER:
             verdict = self.handing.fail(client, handle, group, topic, asked)
@@ -336,7 +341,7 @@ class FrontService:
 def _invisible(request: ReceiveMessageRequest) -> Millis:
     asked = request.invisible_duration.ms if request.invisible_duration is not None else 0
     if not MIN_INVISIBLE_MS <= asked <= MAX_INVISIBLE_MS:
-        raise Failed(
+        raise CallFailed(
             Code.ILLEGAL_INVISIBLE_TIME, f"an invisible duration of {asked} ms is not allowed: 1 s to 12 hours"
         )
     return Millis(asked)
@@ -368,9 +373,9 @@ class _Received:
             request = decode(ReceiveMessageRequest, self._body)
             self._got = await service.receive(self._head, client, request)
         except RemoteProtocolError as error:
-            raise Refused("INVALID_ARGUMENT", str(error)) from None
-        except (Failed, LaneError) as error:
-            status = error.status if isinstance(error, Failed) else status_of(error)
+            raise CallRefused("INVALID_ARGUMENT", str(error)) from None
+        except (CallFailed, LaneError) as error:
+            status = error.status if isinstance(error, CallFailed) else status_of(error)
             yield encode(ReceiveMessageResponse(status=status))
             return
         yield encode(ReceiveMessageResponse(status=OK if self._got else _NOTHING))
@@ -403,7 +408,7 @@ class _Telemetry:
         service, now = self._service, self._service.clock.now()
         try:
             self._client = client = service.caller(self._head)
-        except Failed as failed:
+        except CallFailed as failed:
             yield encode(TelemetryCommand(failed.status))
             return
         self._call = service.clients.alive.opened(client.id, self._head.connection, now=now)
@@ -429,8 +434,8 @@ class _Telemetry:
             if command.settings is None:
                 return TelemetryCommand(OK)
             return await self._service.settings_for(client, command.settings)
-        except (Failed, LaneError) as error:
-            return TelemetryCommand(error.status if isinstance(error, Failed) else status_of(error))
+        except (CallFailed, LaneError) as error:
+            return TelemetryCommand(error.status if isinstance(error, CallFailed) else status_of(error))
 
     def ended(self, *, complete: bool) -> None:
         """A telemetry call is never complete: a client that ends says so, and one whose connection is lost cannot."""

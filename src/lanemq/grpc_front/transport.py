@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from lanemq.grpc_front.port import CallHead, Parts, Refused, Service
+from lanemq.grpc_front.port import CallHead, CallRefused, Parts, Service
 from lanemq.model.errors import InvalidOption
 from lanemq.net.address import Address
 from lanemq.net.server_tls import ServerTls, TlsMode
@@ -87,7 +87,7 @@ class GrpcTransport:
         async def answer(body: bytes, context: Any) -> bytes:
             try:
                 return await self._service.answer(_head(method, context), body)
-            except Refused as refused:
+            except CallRefused as refused:
                 await context.abort(grpc.StatusCode[refused.code], str(refused))
                 raise
 
@@ -130,7 +130,7 @@ async def _write_all(parts: Parts, context: Any) -> None:
         async for part in parts:
             await context.write(part)
         written = True
-    except Refused as refused:
+    except CallRefused as refused:
         await context.abort(grpc.StatusCode[refused.code], str(refused))
     except asyncio.CancelledError:
         raise

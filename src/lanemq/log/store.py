@@ -179,7 +179,7 @@ class Store:
                 f"unmounted"
             )
         removed = self._log.removed
-        return None if removed is None else f"{removed}, the newest file of the log, was deleted"
+        return self.state.lost() if removed is None else f"{removed}, the newest file of the log, was deleted"
 
     @property
     def open_files(self) -> int:

@@ -29,6 +29,23 @@ WORKER_MONITOR: Final = "LANEMQ_WORKER_MONITOR"
 """Set by `lanemq run --workers`: the file in which a worker says where its monitor listens."""
 
 
+EXTRAS: Final = {
+    "fast": ("uvloop>=0.19",),
+    "spark": ("pyspark>=4.0,<5", "pyarrow>=20", "numpy>=2", "pandas>=2.2,<3", "deltalake>=1.6"),
+    "iceberg": ("pyiceberg[sql-sqlite,pyiceberg-core]>=0.12,<0.13",),
+    "hdfs": ("hdfs-native>=0.14",),
+    "objects": ("obstore>=0.8",),
+    "postgres": ("psycopg[binary]>=3.2",),
+    "sqlalchemy": ("sqlalchemy[asyncio]>=2.0",),
+    "plots": ("matplotlib>=3.9",),
+    "otel": ("opentelemetry-api>=1.25",),
+    "grpc": ("grpcio>=1.67",),
+    "console": ("starlette>=0.40", "jinja2>=3.1", "uvicorn>=0.30", "python-multipart>=0.0.18"),
+}
+"""The packages of each extra, as in `pyproject.toml`: an installed LaneMQ is where its sources may not be."""
+
+
 def install_extra(extra: str) -> str:
-    """How to install the packages of an extra. LaneMQ is on no package index, so the command is that of a checkout."""
-    return f"install LaneMQ with its extra `{extra}`, in the checkout: pip install '.[{extra}]'"
+    """How to install the packages of an extra, wherever LaneMQ itself came from."""
+    words = " ".join(f"'{package}'" for package in EXTRAS[extra])
+    return f"install what the extra `{extra}` has: pip install {words}"

@@ -14,11 +14,10 @@ import socket
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeAlias, TypeVar
 
 from lanemq.model.errors import (
-    ConnectFailed,
     InvalidOption,
     LaneError,
     ProtocolError,
@@ -27,7 +26,7 @@ from lanemq.model.errors import (
     TlsFailed,
 )
 from lanemq.net.address import Address
-from lanemq.net.link import CONNECT_SECONDS, Link
+from lanemq.net.link import CONNECT_SECONDS, Link, connect_failed
 from lanemq.net.security import (
     OPEN,
     Security,
@@ -41,11 +40,11 @@ from lanemq.wire.other_protocols import OtherProtocol
 
 WRITE_SECONDS = 3.0
 
-HELD_BYTES = 64 * 1024
-"""While the replies of one read are handled, requests wait for each other up to this size, and leave in one write.
-Larger: the peer waits longer for the first of them. Smaller: a system call for each."""
+REPLIES_TOGETHER = 64
+"""Replies of one read that are handled together, and that are answered by one write. More: the peer waits longer for
+the next request. Fewer: more steps and writes."""
 
-OnReply = Callable[[Command | None, LaneError | None], None]
+W = TypeVar("W")
 Wire: TypeAlias = socket.socket | TlsSocket
 
 NOT_WAITING = (False,)
@@ -74,7 +73,7 @@ def connect(address: Address, timeout: float = CONNECT_SECONDS) -> socket.socket
     try:
         sock = socket.create_connection(address, timeout)
     except OSError as error:
-        raise ConnectFailed(f"cannot connect to {address}: {error}; is a broker running there?") from error
+        raise connect_failed(address, error, timeout) from error
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock
 
@@ -165,14 +164,16 @@ class BlockingConnection:
         self.close()
 
 
-class DuplexConnection:
-    """Many requests in flight; `on_reply` runs on the reader thread, exactly once per request."""
+class DuplexConnection(Generic[W]):
+    """Many requests in flight. `W` is what waits for a reply: `on_replies` gets it on the reader thread, once per
+    request, with the reply or the loss of the connection, and together with others that were read at once."""
 
     def __init__(
         self,
         address: Address,
         *,
-        on_lost: Callable[["DuplexConnection"], None],
+        on_replies: Callable[[Sequence[tuple[W, Command | None, LaneError | None]]], None],
+        on_lost: Callable[["DuplexConnection[W]"], None],
         timeout: float = CONNECT_SECONDS,
         write_timeout: float = WRITE_SECONDS,
         security: Security = OPEN,
@@ -182,37 +183,30 @@ class DuplexConnection:
         """
         self.address = address
         self.is_open = True
-        self._on_lost = on_lost
-        self._link: Link[OnReply] = Link(address, security)
+        self._on_replies, self._on_lost = on_replies, on_lost
+        self._link: Link[W] = Link(address, security)
         self._outgoing: deque[bytes] = deque()
         self._writing = threading.Lock()
-        self._replies_left = 0
-        """Replies of the current read that the reader has not handled yet; it does not write until then."""
         self._socket = connect_with(security, address, timeout, write_timeout)
         self._socket.settimeout(None)
         self._reader = ClientThread(target=self._read, name=f"lanemq-reader-{address}", daemon=True)
         self._reader.start()
 
-    def post(self, command: Command, on_reply: OnReply) -> int:
-        """Sends at once and returns the request's opaque; `on_reply` also receives the loss of the connection."""
-        opaque = self.line_up(command, on_reply)
+    def post(self, command: Command, waiter: W) -> int:
+        """Sends at once and returns the request's opaque."""
+        opaque = self.line_up(command, waiter)
         self.flush()
         return opaque
 
-    def line_up(self, command: Command, on_reply: OnReply) -> int:
+    def line_up(self, command: Command, waiter: W) -> int:
         """Queues a request without writing; `flush` must follow.
         Threads that queue under a lock of their own and flush without it keep their order.
         """
-        self._outgoing.append(self._link.request(command, on_reply))
+        self._outgoing.append(self._link.request(command, waiter))
         return command.opaque
 
     def flush(self) -> None:
-        """Writes everything queued. If another thread is writing already, it also writes what was queued here.
-
-        The reader leaves a few small requests in the queue while it has more replies to handle (`HELD_BYTES`).
-        """
-        if self._replies_left and threading.current_thread() is self._reader and self._is_little():
-            return
+        """Writes everything queued. If another thread is writing already, it also writes what was queued here."""
         # The writer checks the queue again after it releases the lock, so it finds what was queued before.
         mine = True
         while self._outgoing and mine:
@@ -226,9 +220,6 @@ class DuplexConnection:
                     self._writing.release()
         if not self.is_open:
             self._fail_all()
-
-    def _is_little(self) -> bool:
-        return sum(map(len, tuple(self._outgoing))) < HELD_BYTES
 
     def flush_aside(self) -> None:
         """`flush` for a thread that must not wait for the peer: the current writer or a new thread writes."""
@@ -281,14 +272,11 @@ class DuplexConnection:
         try:
             while count := self._socket.recv_into(self._link.space()):
                 frames = self._link.arrived(count)
-                for left, frame in enumerate(frames, 1 - len(frames)):
-                    self._replies_left = -left
-                    self._received(decode_command(frame))
-                self.flush()
+                for at in range(0, len(frames), REPLIES_TOGETHER):
+                    self._received([decode_command(frame) for frame in frames[at : at + REPLIES_TOGETHER]])
         except (OSError, ProtocolError):
             pass  # both end the connection; waiting requests fail below
         finally:
-            self._replies_left = 0
             self._shut()
             # A writer may be inside sendall; a closed socket's number could already be another file's.
             with self._writing:
@@ -297,11 +285,14 @@ class DuplexConnection:
             self._on_lost(self)
 
     def _fail_all(self) -> None:
-        for on_reply in self._link.forget_all():
-            on_reply(None, self._link.lost(None))
+        if waiters := self._link.forget_all():
+            self._on_replies([(waiter, None, self._link.lost(None)) for waiter in waiters])
 
-    def _received(self, command: Command) -> None:
-        if command.is_response:
-            on_reply = self._link.forget(command.opaque)
-            if on_reply is not None:
-                on_reply(command, None)
+    def _received(self, commands: Sequence[Command]) -> None:
+        replies = [
+            (waiter, command, None)
+            for command in commands
+            if command.is_response and (waiter := self._link.forget(command.opaque)) is not None
+        ]
+        if replies:
+            self._on_replies(replies)

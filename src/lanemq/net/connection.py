@@ -23,7 +23,7 @@ from lanemq.model.errors import (
     TransportError,
 )
 from lanemq.net.address import Address, parse_address
-from lanemq.net.link import CONNECT_SECONDS, Link
+from lanemq.net.link import CONNECT_SECONDS, Link, connect_failed
 from lanemq.net.rate_limited_log import OutageLog
 from lanemq.net.security import (
     OPEN,
@@ -215,8 +215,7 @@ async def open_connection(
             else:
                 await _connect_encrypted(made, security.tls)
     except (OSError, TimeoutError) as error:
-        reason = str(error) or f"no answer in {timeout:g} s"
-        raise ConnectFailed(f"cannot connect to {address}: {reason}; is a broker running there?") from error
+        raise connect_failed(address, error, timeout) from error
     return made
 
 

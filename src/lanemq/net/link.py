@@ -5,11 +5,12 @@ next frame.
 Replies are matched to requests by `opaque`.
 """
 
+import errno
 import itertools
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
-from lanemq.model.errors import ConnectionLost
+from lanemq.model.errors import ConnectFailed, ConnectionLost
 from lanemq.net.address import Address
 from lanemq.net.receiving import received, space_for
 from lanemq.net.security import Security, alert, closed_early_hint, request_encoder
@@ -19,6 +20,14 @@ CONNECT_SECONDS = 3.0
 """Connect time-out, as RocketMQ's NettyClientConfig."""
 
 W = TypeVar("W")
+
+
+def connect_failed(address: Address, error: OSError, seconds: float) -> ConnectFailed:
+    """The error of a connection that did not come about within so many seconds."""
+    remedy = "is a broker running there?"
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        remedy = "this program has too many files and connections open: close some, or raise its limit (ulimit -n)"
+    return ConnectFailed(f"cannot connect to {address}: {str(error) or f'no answer in {seconds:g} s'}; {remedy}")
 
 
 class Link(Generic[W]):

@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from lanemq.pipelines.sinks.iceberg import IcebergSink as IcebergSink
     from lanemq.pipelines.sinks.iceberg import read_iceberg as read_iceberg
     from lanemq.pipelines.sinks.parquet import ParquetSink as ParquetSink
-    from lanemq.pipelines.sinks.parquet_reading import parquet_files as parquet_files
-    from lanemq.pipelines.sinks.parquet_reading import read_parquet as read_parquet
     from lanemq.pipelines.sinks.postgres import PostgresSink as PostgresSink
     from lanemq.pipelines.sinks.sqlite import SqliteSink as SqliteSink
     from lanemq.pipelines.sinks.topic import TopicSink as TopicSink
@@ -119,10 +117,6 @@ else:
                 "read_iceberg",
             ),
             "lanemq.pipelines.sinks.parquet": ("ParquetSink",),
-            "lanemq.pipelines.sinks.parquet_reading": (
-                "parquet_files",
-                "read_parquet",
-            ),
             "lanemq.pipelines.sinks.postgres": ("PostgresSink",),
             "lanemq.pipelines.sinks.sqlite": ("SqliteSink",),
             "lanemq.pipelines.sinks.topic": ("TopicSink",),

@@ -44,7 +44,7 @@ class Pipeline:
     """Changes messages before the stage: filters and added columns. Must keep the rows of a queue together and in
     order, so no shuffle, and must return the same rows for the same messages."""
     dead_letters: Sink | None = None
-    """The sink for dead letters. Default: Parquet files in the checkpoint's folder `dead_letters`."""
+    """The sink for dead letters. Default: a Delta table in the checkpoint's folder `dead_letters`."""
     trigger: Seconds | str = 0.0
     """Seconds between the starts of two batches, or text such as "5s" or "1m". A low value makes many small files and
     commits; a high value makes results late."""

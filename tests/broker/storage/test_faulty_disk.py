@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.broker.conftest import Start
+from tests.broker.handlers.test_parking import Owner, fill
 from tests.broker.raw_client import RawClient, bodies
 from tests.broker.running import Gate, ManualClock, RunningBroker
 
@@ -363,13 +364,20 @@ def lose(kind: str, data: Path) -> None:
     """What people do by mistake to the folder of a running broker. Its files stay open, so no write fails."""
     if kind == "log file deleted":
         max((data / "log").iterdir()).unlink()
+    elif kind in {"state.db", "state.db-wal"}:
+        (data / kind).unlink()
+    elif kind == "another state.db":
+        shutil.copy(data / "state.db", data / "copy")
+        (data / "copy").rename(data / "state.db")
     else:
         data.rename(data.with_name("gone"))
         if kind == "another folder":
             data.mkdir()
 
 
-@pytest.mark.parametrize("kind", ["renamed", "another folder", "log file deleted"])
+@pytest.mark.parametrize(
+    "kind", ["renamed", "another folder", "log file deleted", "state.db", "state.db-wal", "another state.db"]
+)
 def test_no_message_is_acknowledged_once_the_folder_is_gone(start: Start, kind: str) -> None:
     running = start()
     data = running.options.data
@@ -382,9 +390,26 @@ def test_no_message_is_acknowledged_once_the_folder_is_gone(start: Start, kind: 
     assert reply.code == ResponseCode.SERVICE_NOT_AVAILABLE
     assert "so messages would be lost" in (reply.remark or "")
     assert bodies(raw.read("T")) == [b"kept"], "what is open can still be read"
-    if kind != "log file deleted":
+    if kind in {"renamed", "another folder"}:
         shutil.rmtree(data, ignore_errors=True)
         data.with_name("gone").rename(data)  # so that the broker can be stopped
+    elif kind != "log file deleted":
+        with pytest.raises(StorageError, match="nothing can be saved"):
+            running.stop()
+
+
+def test_a_lane_is_not_parked_in_a_database_that_was_deleted(start: Start) -> None:
+    """Also in the moment before the broker looks again: the answer would promise that the lane is on disk."""
+    running = start()
+    fill(running.connect(), 1)
+    owner = Owner(running)
+    assert owner.ask_park(0).code == 0
+    lose("state.db", running.options.data)
+    reply = owner.ask_park(0, key="other")
+    assert reply.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert "state.db was deleted while the broker runs" in (reply.remark or "")
+    with pytest.raises(StorageError, match="nothing can be saved"):
+        running.stop()
 
 
 def test_without_that_look_messages_are_acknowledged_and_lost(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

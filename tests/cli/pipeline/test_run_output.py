@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+from deltalake import write_deltalake
 from tests.cli.conftest import Run
 from tests.pipelines.stages.transitions import pipeline_fixture
 from tests.pipelines.stages.transitions.pipeline_fixture import Sent
@@ -18,9 +18,9 @@ from lanemq.pipelines import Park, ParquetSink, Pipeline, Project, Topic
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint, stage_folder
 from lanemq.pipelines.ports import Batch, batch_number
 from lanemq.pipelines.running.progress import AppliedBatch, Progress
-from lanemq.pipelines.sinks.parquet_layout import FileName, query_mark
 
 FAILS = {"n": 1, "fails": 99}
+NUMBERS = {"queue_id": [0] * 3, "queue_offset": [1, 2, 3], "batch": [0] * 3, "waits": [False] * 3}
 NOWHERE = {"servers": "127.0.0.1:1", "topic": "orders"}
 
 
@@ -131,10 +131,7 @@ def test_status_without_a_broker_shows_the_error_once(
 def test_status_counts_dead_letters_and_names_their_folder(run: Run, tmp_path: Path) -> None:
     assert "dead letters go to the sink that the pipeline declares" in run("pipeline", "status", str(tmp_path)).stdout
     folder = tmp_path / "dead_letters"
-    for batch, rows, place in ((0, 2, "."), (7, 1, "."), (8, 5, "_lanemq/query=q-dead/staged/ab")):
-        (folder / place).mkdir(parents=True, exist_ok=True)
-        name = str(FileName(query_mark("q-dead"), batch, 0, "00000000"))
-        pq.write_table(pa.table({"key": ["k"] * rows}), folder / place / name)
+    write_deltalake(folder, pa.table({name: ["k"] * 3 for name in ("topic", "broker", "key")} | NUMBERS))
     assert f"3 dead letters in {folder}\n" in run("pipeline", "status", str(tmp_path)).stdout
     found = json.loads(run("pipeline", "status", str(tmp_path), "--json").stdout)
     assert found["dead_letters"] == {"count": 3, "settled": 0, "folder": str(folder)}
@@ -159,7 +156,7 @@ def test_a_run_reports_its_dead_letters_and_their_folder(tmp_path: Path) -> None
         report(progress)
     assert len(reported) == 2
     place = tmp_path / "checkpoint" / "dead_letters"
-    said = f"orders: 26 dead letters (28 read): they are in {place} (Parquet)"
+    said = f"orders: 26 dead letters (28 read): they are in {place} (a Delta table)"
     assert totals.report(declared(tmp_path)) == said
     elsewhere = totals.report(declared(tmp_path, dead_letters=ParquetSink(tmp_path / "dead")))
     assert elsewhere is not None

@@ -11,7 +11,7 @@ from tests.client.producer.engine_sim import new_engine, served
 from tests.client.producer.producers import Blocking, OnALoop, Open
 
 from lanemq.client.producer import inbox as inbox_module
-from lanemq.client.producer.batches import Packer
+from lanemq.client.producer.batches import COMPRESS_ABOVE, Packer
 from lanemq.client.producer.engine import FlushMark, SendEngine
 from lanemq.client.producer.inbox import (
     FEW_REQUESTS,
@@ -505,10 +505,10 @@ def test_lingering_messages_bypass_the_inbox() -> None:
 
 
 def test_bodies_to_be_compressed_bypass_the_inbox() -> None:
-    inbox = inbox_of(compress_above=100)
+    inbox = inbox_of()
     inbox.adjust(True, 0)
-    assert inbox.take("orders", "k", b"x" * 100) is None
-    assert inbox.take("orders", "k", b"x" * 99) is not None
+    assert inbox.take("orders", "k", b"x" * COMPRESS_ABOVE) is None
+    assert inbox.take("orders", "k", b"x" * (COMPRESS_ABOVE - 1)) is not None
 
 
 def test_topics_with_an_old_changed_or_provisional_route_bypass_the_inbox() -> None:

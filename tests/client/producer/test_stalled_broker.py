@@ -27,7 +27,7 @@ def broker(request: pytest.FixtureRequest) -> Iterator[FakeBroker]:
 
 
 def opened(broker: FakeBroker, **settings: float) -> Blocking:
-    producer = Blocking(broker.address, codec="bytes", compress_above=1 << 30, **settings)
+    producer = Blocking(broker.address, codec="bytes", **settings)
     producer.send("orders", b"warm", queue=0)
     return producer
 

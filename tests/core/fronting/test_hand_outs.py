@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from lanemq.core.consuming.runs import DONE, FAILED, STOPPED, LaneOptions, LaneRun
 from lanemq.core.consuming.scheduler import LaneScheduler
-from lanemq.core.fronting.hand_outs import HandOut, HandOuts, Verdict
+from lanemq.core.fronting.hand_outs import HandOut, HandOuts, Ruling
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
 
@@ -45,9 +45,9 @@ class Front:
             run, "g", "orders", client, now=self.now, until=Millis(self.now + until), renewed=True, **more
         )
 
-    def acknowledge(self, handle: str, group: str = "g", topic: str = "orders") -> Verdict:
+    def acknowledge(self, handle: str, group: str = "g", topic: str = "orders") -> Ruling:
         decision = self.out.acknowledge(handle, group, topic, now=self.now)
-        if decision.verdict is Verdict.ENDED and decision.hand_out is not None:
+        if decision.verdict is Ruling.ENDED and decision.hand_out is not None:
             self.done += decision.hand_out.run.messages
             self.lanes.finish(decision.hand_out.run, DONE, now=self.now)
         return decision.verdict
@@ -68,7 +68,7 @@ def test_an_acknowledged_run_ends_and_its_lane_continues() -> None:
     front = Front("aa")
     first = handed(front)
     assert front.hand_out() is None, "the second message of the key waits"
-    assert front.acknowledge(first.handles[0]) is Verdict.ENDED
+    assert front.acknowledge(first.handles[0]) is Ruling.ENDED
     assert handed(front).run.messages[0].queue_offset == 1
 
 
@@ -76,24 +76,24 @@ def test_a_handle_counts_once() -> None:
     front = Front("aa")
     handle = handed(front).handles[0]
     front.acknowledge(handle)
-    assert front.acknowledge(handle) is Verdict.STALE
-    assert front.out.fail(handle, "g", "orders", now=front.now).verdict is Verdict.STALE
+    assert front.acknowledge(handle) is Ruling.STALE
+    assert front.out.fail(handle, "g", "orders", now=front.now).verdict is Ruling.STALE
 
 
 def test_a_handle_of_another_start_group_or_topic_is_stale() -> None:
     front = Front("a")
     handle = handed(front).handles[0]
-    assert front.acknowledge(handle.replace("boot", "toob")) is Verdict.STALE
-    assert front.acknowledge(handle, group="h") is Verdict.STALE
-    assert front.acknowledge(handle, topic="h") is Verdict.STALE
-    assert front.acknowledge(handle) is Verdict.ENDED
+    assert front.acknowledge(handle.replace("boot", "toob")) is Ruling.STALE
+    assert front.acknowledge(handle, group="h") is Ruling.STALE
+    assert front.acknowledge(handle, topic="h") is Ruling.STALE
+    assert front.acknowledge(handle) is Ruling.ENDED
 
 
 def test_a_run_of_a_lost_queue_can_neither_commit_nor_free_a_lane() -> None:
     front = Front("a")
     hand_out = handed(front)
     front.lanes.drop(QUEUE)
-    assert front.acknowledge(hand_out.handles[0]) is Verdict.STALE
+    assert front.acknowledge(hand_out.handles[0]) is Ruling.STALE
     assert front.out.over(front.now) == [hand_out]
 
 
@@ -101,19 +101,19 @@ def test_nothing_counts_after_the_keep_alive_deadline() -> None:
     front = Front("a")
     hand_out = handed(front, until=10_000_000)
     front.now = LEASED
-    assert front.acknowledge(hand_out.handles[0]) is Verdict.NOT_NOW
+    assert front.acknowledge(hand_out.handles[0]) is Ruling.NOT_NOW
     front.lanes.set_usable_until(QUEUE, Millis(LEASED + 1000))
-    assert front.acknowledge(hand_out.handles[0]) is Verdict.ENDED
+    assert front.acknowledge(hand_out.handles[0]) is Ruling.ENDED
 
 
 def test_a_run_of_several_returns_what_follows_the_first_that_is_not_acknowledged() -> None:
     front = Front("aaab")
     three = handed(front, most=3)
     assert [message.queue_offset for message in three.run.messages] == [0, 1, 2]
-    assert front.acknowledge(three.handles[1]) is Verdict.COUNTED
-    assert front.acknowledge(three.handles[2]) is Verdict.COUNTED
+    assert front.acknowledge(three.handles[1]) is Ruling.COUNTED
+    assert front.acknowledge(three.handles[2]) is Ruling.COUNTED
     assert three.done == 0
-    assert front.acknowledge(three.handles[0]) is Verdict.ENDED
+    assert front.acknowledge(three.handles[0]) is Ruling.ENDED
 
 
 def test_changing_the_time_voids_the_handle() -> None:
@@ -121,9 +121,9 @@ def test_changing_the_time_voids_the_handle() -> None:
     hand_out = handed(front)
     old = hand_out.handles[0]
     front.out.change(old, "g", "orders", now=front.now, until=Millis(5000))
-    assert front.acknowledge(old) is Verdict.STALE
+    assert front.acknowledge(old) is Ruling.STALE
     assert not front.out.over(Millis(4999))
-    assert front.acknowledge(hand_out.handles[0]) is Verdict.ENDED
+    assert front.acknowledge(hand_out.handles[0]) is Ruling.ENDED
 
 
 def test_its_time_ends_a_run() -> None:
@@ -131,7 +131,7 @@ def test_its_time_ends_a_run() -> None:
     hand_out = handed(front, until=1000)
     assert front.out.over(Millis(999)) == []
     assert front.out.over(Millis(1000)) == [hand_out]
-    assert front.acknowledge(hand_out.handles[0]) is Verdict.STALE
+    assert front.acknowledge(hand_out.handles[0]) is Ruling.STALE
 
 
 def test_a_repeated_call_gets_the_same_until_something_is_decided() -> None:
@@ -164,7 +164,7 @@ def test_every_key_is_in_order_whatever_clients_do(keys: str, steps: list[tuple[
                 front.done += over.run.messages[: over.done]
                 front.lanes.finish(over.run, STOPPED, done=over.done, now=front.now)
         elif step == "stale":
-            assert front.acknowledge(f"boot.{number}.0.0.9") is Verdict.STALE
+            assert front.acknowledge(f"boot.{number}.0.0.9") is Ruling.STALE
         elif known:
             _decide(front, step, known[number % len(known)], known)
         _check(front)
@@ -199,7 +199,7 @@ def _decide(front: Front, step: str, handle: str, known: list[str]) -> None:
             known.append(decision.hand_out.handles[decision.at])
     elif step == "fail":
         decision = front.out.fail(handle, "g", "orders", now=front.now)
-        if decision.verdict is Verdict.ENDED and decision.hand_out is not None:
+        if decision.verdict is Ruling.ENDED and decision.hand_out is not None:
             hand_out = decision.hand_out
             front.done += hand_out.run.messages[: hand_out.done]
             front.lanes.finish(hand_out.run, FAILED, done=hand_out.done, now=front.now)

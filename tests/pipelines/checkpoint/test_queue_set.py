@@ -1,4 +1,4 @@
-"""A topic that gets more queues does not silently separate keys from their state."""
+"""A topic that gets more queues, or fewer, does not silently separate keys from their state."""
 
 import logging
 from pathlib import Path
@@ -29,8 +29,18 @@ def test_new_queues_of_a_known_topic_are_refused_until_they_are_gone(tmp_path: P
     for _ in range(2):
         with pytest.raises(OrderError, match=r"topic t had 2 queues and now has b/2, c/0 too .* on_queue_change"):
             again.check(positions("t/b/0", "t/b/1", "t/b/2", "t/c/0"))
-    again.check(positions("t/b/0"))
     again.check(positions("t/b/0", "t/b/1"))
+
+
+def test_fewer_queues_of_a_known_topic_are_refused(tmp_path: Path) -> None:
+    """A topic was created again: its keys are in other queues, where they have no state."""
+    path = tmp_path / "queues.json"
+    QueueSet(path, "fail").check(positions("t/b/0", "t/b/1", "u/b/0"))
+    again = QueueSet(path, "fail")
+    for _ in range(2):
+        with pytest.raises(OrderError, match=r"topic t had 2 queues and b/1 is gone .* on_queue_change"):
+            again.check(positions("t/b/0", "u/b/0"))
+    again.check(positions("t/b/0", "t/b/1")), "a topic that is gone has no keys"
 
 
 def test_a_new_topic_of_a_pattern_is_accepted_and_remembered(tmp_path: Path) -> None:
@@ -47,8 +57,10 @@ def test_continue_accepts_new_queues_with_one_warning(tmp_path: Path, caplog: py
     with caplog.at_level(logging.WARNING):
         known.check(positions("t/b/0", "t/b/1"))
         known.check(positions("t/b/0", "t/b/1"))
-    assert [record.getMessage().count("continuing") for record in caplog.records] == [1]
-    QueueSet(tmp_path / "queues.json", "fail").check(positions("t/b/0", "t/b/1"))
+        known.check(positions("t/b/1"))
+        known.check(positions("t/b/1"))
+    assert [record.getMessage().count("continuing") for record in caplog.records] == [1, 1]
+    QueueSet(tmp_path / "queues.json", "fail").check(positions("t/b/1"))
 
 
 def test_only_stages_that_depend_on_queues_check_them() -> None:

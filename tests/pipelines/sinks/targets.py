@@ -76,22 +76,20 @@ class SteppedDelta(Steps, DeltaSink):
 
 
 class SteppedParquet(Steps, ParquetSink):
-    def _keep_staged(self, *args: Any) -> None:
-        super()._keep_staged(*args)
-        self.reached("one file staged")
+    def _stage(self, *args: Any) -> None:
+        super()._stage(*args)
+        self.reached("staged")
 
     def _commit(self, *args: Any) -> None:
         super()._commit(*args)
         self.reached("committed")
 
-    def _remove(self, names: Any) -> None:
-        super()._remove(names)
-        if names:
-            self.reached("old files removed")
-
-    def _move(self, *args: Any) -> None:
-        super()._move(*args)
-        self.reached("one file placed")
+    def _place(self, *args: Any) -> None:
+        last = self._committed
+        moves = last is not None and bool(last.file) and (self._staged(args[0].query) / last.file).exists()
+        super()._place(*args)
+        if moves:
+            self.reached("placed")
 
     def _fence(self, *args: Any) -> None:
         self.reached("about to fence")

@@ -1,9 +1,12 @@
 """A topic that is deleted while a query reads it: only its own messages are lost."""
 
+import json
+
 import pytest
 from tests.spark.spark_driver import Query, send, values
 
 from lanemq.client.admin.admin import Admin
+from lanemq.spark.offsets import from_json
 from lanemq.spark.read.partition_reader import DataLost
 from lanemq.testing.embedded import EmbeddedBroker
 
@@ -51,3 +54,17 @@ def test_a_task_continues_without_a_topic_that_is_deleted_while_it_reads(
         delete(broker, other)
         assert {row["topic"] for row in query.read(partitions)} == {topic}
         assert any("topic was deleted" in each for each in caplog.messages)
+
+
+def test_queues_that_a_topic_lost_when_it_was_created_again_are_forgotten(broker: EmbeddedBroker, topic: str) -> None:
+    """Whoever keeps state by queue can then see that keys have moved (`QueueSet`)."""
+    send(broker.address, topic, range(20))
+    with Query(servers=broker.address, topic=topic, startingOffsets="earliest", failOnDataLoss="false") as query:
+        assert len(query.everything()) == 20
+        assert len(from_json(json.loads(query.checkpoint.ends[-1]))) == 2
+        delete(broker, topic)
+        with Admin(broker.address) as admin:
+            admin.create_topic(topic, 1)
+        send(broker.address, topic, range(3))
+        assert values(query.everything()) == [0, 1, 2]
+        assert [each.queue_id for each in from_json(json.loads(query.checkpoint.ends[-1]))] == [0]

@@ -189,14 +189,15 @@ class GroupHandler:
         """Warn of the first topic of each group that its members filter differently."""
         members = self._parts.members
         for name, beat in groups.items():
-            lost = next(filter(None, (members.waited_for(name, each.topic) for each in beat.subscriptions)), None)
-            if lost is not None:
-                self._warn_of_lost(lost)
+            topics = [each.topic for each in beat.subscriptions]
+            lost = [member for topic in topics if (member := members.waited_for(name, topic)) is not None]
+            if lost:
+                self._warn_of_lost(lost[0])
                 continue
-            mixed = ((each.topic, members.mixed_filters(name, each.topic)) for each in beat.subscriptions)
-            topic, filters = next(((topic, each) for topic, each in mixed if each is not None), ("", None))
-            if filters is None:
+            mixed = [(topic, some) for topic in topics if (some := members.mixed_filters(name, topic)) is not None]
+            if not mixed:
                 continue
+            topic, filters = mixed[0]
             begins = f"group {name}: members read {topic} with different tags"
             if filters.stock:
                 text = (

@@ -90,7 +90,7 @@ class _OneByOne(LaneError):
     """Sends that were read together must be handled one by one. Nothing was stored."""
 
 
-class _Taken(Struct):
+class _Messages(Struct):
     """The messages of a request, or of single sends that were read together."""
 
     records: NewRecords
@@ -140,18 +140,18 @@ class SendHandler:
         """A send that was decoded as any other request."""
         header, body, senders = decode(request.ext), request.body, _Senders(peer, request, [request.opaque])
         if header.batch:
-            self._take(senders, header, partial(self._batch, header, body))
+            self._accept(senders, header, partial(self._batch, header, body))
             return
         text = header.properties.encode()
         sends = Sends(header, senders.opaques, [body], [text], [header.born_timestamp])
-        self._take(senders, header, partial(self._singles, sends, stamp_in(text)))
+        self._accept(senders, header, partial(self._singles, sends, stamp_in(text)))
 
     def store_sends(self, peer: Peer, frames: deque[Frame]) -> bool:
         """Store the usual single sends with which the frames begin, and remove them; False if there are none."""
-        found = read_following(frames)
-        if found is None:
+        together = read_following(frames)
+        if together is None:
             return False
-        sends, stamp = found
+        sends, stamp = together
         for _ in sends.opaques:
             frames.popleft()
         self._store_sends(peer, sends, stamp)
@@ -160,7 +160,7 @@ class SendHandler:
     def _store_sends(self, peer: Peer, sends: Sends, stamp: Stamp | None) -> None:
         senders = _Senders(peer, None, sends.opaques)
         try:
-            self._take(senders, sends.header, partial(self._singles, sends, stamp))
+            self._accept(senders, sends.header, partial(self._singles, sends, stamp))
         except LaneError as error:
             if len(sends.opaques) == 1:
                 senders.refuse(error)
@@ -171,7 +171,7 @@ class SendHandler:
             self._faults.write(f"{len(sends.opaques)} sends of {peer} failed", error)
             senders.each(answer_fault)
 
-    def _take(self, senders: _Senders, header: SendHeader, read: Callable[[SendRoute], _Taken]) -> None:
+    def _accept(self, senders: _Senders, header: SendHeader, read: Callable[[SendRoute], _Messages]) -> None:
         """Route a send, read its messages, store them; or raise what its sender is answered."""
         parts, peer = self._parts, senders.peer
         if parts.group_commit.refusing:
@@ -192,7 +192,7 @@ class SendHandler:
 
     # reading: the messages of a request
 
-    def _singles(self, sends: Sends, stamp: Stamp | None, target: SendRoute) -> _Taken:
+    def _singles(self, sends: Sends, stamp: Stamp | None, target: SendRoute) -> _Messages:
         header, bodies, texts = sends.header, sends.bodies, sends.properties
         size, largest, longest, special = weigh(bodies, texts)
         if len(bodies) > 1:
@@ -206,7 +206,7 @@ class SendHandler:
         tag_code = tag_code_of(header.properties) if special & TAGGED else 0
         same = repeat(tag_code), repeat(header.flag), repeat(header.sys_flag)
         records = list(zip(bodies, texts, *same, sends.born, repeat(header.reconsume_times), strict=False))
-        return _Taken(records, stamp, size)
+        return _Messages(records, stamp, size)
 
     def _properties(self, text: str, special: int) -> bytes:
         """The properties of a message as they are stored."""
@@ -215,7 +215,7 @@ class SendHandler:
             text = append_properties(remove_property(text, PropertyName.CLUSTER), cluster)
         return text.encode()
 
-    def _batch(self, header: SendHeader, body: bytes, _: SendRoute) -> _Taken:
+    def _batch(self, header: SendHeader, body: bytes, _: SendRoute) -> _Messages:
         """A batch as our producers send it stays in one piece."""
         count, largest, longest, special, text = scan_batch(body, MAX_BATCH_MESSAGES)
         if count > MAX_BATCH_MESSAGES:
@@ -224,10 +224,10 @@ class SendHandler:
         size, first = len(body) + len(header.properties), None if special or header.properties else stamp_in(text)
         if first is None or not all_stamped(body, stamp_prefix(first), first.sequence):
             records, first = self._split_batch(header, body)
-            return _Taken(records, first, size)
+            return _Messages(records, first, size)
         self._refuse_large(largest, longest)
         batch = PlainBatch(body, count, header.born_timestamp, header.sys_flag, header.reconsume_times)
-        return _Taken(batch, first, size)
+        return _Messages(batch, first, size)
 
     def _split_batch(self, header: SendHeader, body: bytes) -> tuple[list[RecordParts], Stamp | None]:
         """Any other batch. Rare properties (delays, tags) are searched in all messages at once."""
@@ -261,12 +261,12 @@ class SendHandler:
 
     # storing
 
-    def _store(self, senders: _Senders, header: SendHeader, target: SendRoute, taken: _Taken) -> None:
+    def _store(self, senders: _Senders, header: SendHeader, target: SendRoute, messages: _Messages) -> None:
         """Judge the stamp, stage the records, record the stamp: one step of the event loop.
 
         Stamps count in the queue that the sender chose (`target.asked`), even if a delayed message is stored elsewhere.
         """
-        parts, records, stamp, size, verdict = self._parts, taken.records, taken.stamp, taken.size, _FRESH
+        parts, records, stamp, size, verdict = self._parts, messages.records, messages.stamp, messages.size, _FRESH
         if stamp is not None:
             if parts.options.users is not None:
                 self._refuse_foreign_producer(senders.request, stamp.producer)

@@ -134,10 +134,10 @@ def _not_listed(letters: "list[DeadLetterRecord]") -> str:
 def kept_in(checkpoint: "StorePath") -> "tuple[int | None, StorePath | None]":
     """The number of dead letters in the checkpoint, and their folder; None if they go to a sink of their own."""
     from lanemq.pipelines.checkpoint.checkpoint import dead_letters_folder
-    from lanemq.pipelines.operate.dead_letters import count_dead_letters
+    from lanemq.pipelines.operate.dead_letters import count_dead_letters, has_dead_letters
 
     folder = dead_letters_folder(checkpoint)
-    if not folder.is_dir():
+    if not has_dead_letters(folder):
         return None, None
     return count_dead_letters(folder), folder
 

@@ -249,7 +249,7 @@ def _dead_letters_in(pipeline: "Pipeline") -> str:
     from lanemq.pipelines.checkpoint.checkpoint import dead_letters_folder
 
     if pipeline.dead_letters is None:
-        return f"they are in {dead_letters_folder(pipeline.folder)} (Parquet)"
+        return f"they are in {dead_letters_folder(pipeline.folder)} (a Delta table)"
     return f"they are in the sink that the pipeline declares for them ({type(pipeline.dead_letters).__name__})"
 
 

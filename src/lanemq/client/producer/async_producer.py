@@ -17,7 +17,6 @@ from lanemq.client.producer.base import (
     ASYNC_GATHER_MILLIS,
     TICK_SECONDS,
     AsyncBatchBlock,
-    OnReply,
     ProducerBase,
     T,
     buffer_full,
@@ -30,7 +29,7 @@ from lanemq.client.producer.base import (
 )
 from lanemq.client.producer.batches import Many, PendingMessage, SendArguments, total_size
 from lanemq.client.producer.choosing import check_sendable
-from lanemq.client.producer.engine import LOG_NAME, Actions
+from lanemq.client.producer.engine import LOG_NAME, Actions, SendRequest
 from lanemq.client.producer.options import ProducerSettings
 from lanemq.client.producer.outcomes import Outcome, notify_all
 from lanemq.client.producer.waiters import (
@@ -370,9 +369,12 @@ class AsyncProducer(ProducerBase[Connection]):
 
     # connections
 
-    def _post(self, link: Connection, command: Command, on_reply: OnReply) -> None:
+    def _post(self, link: Connection, request: SendRequest) -> None:
+        def on_reply(reply: Command | None, error: LaneError | None) -> None:
+            self._replied([(request, reply, error)])
+
         # The engine's deadlines come first; this one only keeps a connection from remembering requests indefinitely.
-        link.post(command, on_reply, self._options.delivery_timeout + 60)
+        link.post(request.command, on_reply, self._options.delivery_timeout + 60)
 
     def _write(self, links: Iterable[Connection]) -> None:
         """`_post` has written them."""

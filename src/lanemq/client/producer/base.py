@@ -11,9 +11,8 @@ and the outcome that notifies its waiter.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from types import MappingProxyType
-from typing import Any, ClassVar, Generic, Protocol, Self, TypeAlias, TypeVar, Unpack
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar, Unpack
 
 from lanemq.background_log import ClientLog
 from lanemq.client import metrics as names
@@ -68,8 +67,6 @@ CLOSE_SPARE_SECONDS = 1.0
 HEARTBEAT_MILLIS = 30_000
 """RocketMQ's ClientConfig.heartbeatBrokerInterval; brokers close connections that are silent for 120 s."""
 
-
-OnReply: TypeAlias = Callable[[Command | None, LaneError | None], None]
 
 NOTHING_ELSE: Mapping[Sender, Sequence[PendingMessage]] = MappingProxyType({})
 
@@ -297,31 +294,33 @@ class ProducerBase(ABC, Generic[L]):
             link = self._links[request.sender.queue.broker]
             links.add(link)
             self._unanswered += 1
-            self._post(link, request.command, partial(self._replied, request))
+            self._post(link, request)
         self._adjust_inbox()
         return links
 
     @abstractmethod
-    def _post(self, link: L, command: Command, on_reply: OnReply) -> None:
-        """Queues a request on its connection."""
+    def _post(self, link: L, request: SendRequest) -> None:
+        """Queues a request on its connection; `_replied` follows."""
 
     @abstractmethod
     def _write(self, links: Iterable[L]) -> None:
         """Writes what is queued on these connections."""
 
-    def _replied(self, request: SendRequest, reply: Command | None, error: LaneError | None) -> None:
-        """A request was answered, or its connection was lost."""
+    def _replied(self, replies: Sequence[tuple[SendRequest, Command | None, LaneError | None]]) -> None:
+        """Requests were answered, or their connection was lost."""
 
         def step() -> Actions:
-            self._unanswered -= 1
-            if not self._inbox.is_due(self._unanswered, self._clock.now):
-                return self._engine.replied(request, reply, error)
-            return self._engine.replied(request, reply, error, self._move())
+            self._unanswered -= len(replies)
+            actions = self._move() if self._inbox.is_due(self._unanswered, self._clock.now) else Actions()
+            for request, reply, error in replies:
+                self._engine.replied(request, reply, error, actions)
+            return actions
 
         self._change(step)
-        if reply is not None and self._outages.away:
-            self._outages.answered(self._links[request.broker].address)
-            self._outages.answered(request.broker)
+        if self._outages.away:
+            for broker in dict.fromkeys(request.broker for request, reply, _ in replies if reply is not None):
+                self._outages.answered(self._links[broker].address)
+                self._outages.answered(broker)
 
     def _send_all(self) -> FlushMark:
         """Sends what has been accepted, without waiting for more to share its batch."""

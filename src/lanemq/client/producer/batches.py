@@ -42,6 +42,13 @@ from lanemq.wire.properties import (
     find_property,
 )
 
+MAX_BATCH_BYTES = 1024 * 1024
+"""Bytes of a batch. Less: more requests. More: Apache brokers refuse batches over 4 MiB, and a batch that is sent again
+costs more."""
+
+COMPRESS_ABOVE = 4096
+"""Bytes from which a single body is compressed with zlib (RocketMQ's DefaultMQProducer). Batches are not."""
+
 MESSAGE_OVERHEAD = 100
 """Bytes that a message takes in a batch besides its body and properties: sizes, flags and stamp, rounded up."""
 
@@ -251,7 +258,6 @@ class Packer:
         self.encode = codec.encode
         self.next_id = new_message_ids().next
         self._max_body_bytes = options.max_body_bytes
-        self._compress_above = options.compress_above
         self.passes_bytes = type(codec) in (BytesCodec, JsonCodec)
         """The codec returns bytes unchanged."""
         self._chunk_bytes = min(CHUNK_BYTES, options.buffer_bytes // 4)
@@ -266,7 +272,7 @@ class Packer:
         body, message_id, text = self._encode(value), _id_of(extras) or self.next_id(), text_of(key)
         properties = properties_text(text, message_id, extras)
         size, sys_flag = len(body) + len(properties) + MESSAGE_OVERHEAD, 0
-        if len(body) >= self._compress_above:
+        if len(body) >= COMPRESS_ABOVE:
             body, sys_flag = maybe_compressed(body)
         alone = bool(sys_flag or extras.delay_level)
         return PendingMessage(

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from lanemq.client.producer.batches import PendingMessage, RequestBuilder, batch_weights
+from lanemq.client.producer.batches import MAX_BATCH_BYTES, PendingMessage, RequestBuilder, batch_weights
 from lanemq.client.producer.freezes import Freezes, Frozen, Sender, frozen_of
 from lanemq.client.producer.options import ProducerOptions
 from lanemq.client.producer.outcomes import (
@@ -70,11 +70,11 @@ class SendEngine:
             options.window,
             to_millis(options.delivery_timeout),
             max_count=options.max_batch_messages,
-            max_bytes=options.max_batch_bytes,
+            max_bytes=MAX_BATCH_BYTES,
             linger=to_millis(options.linger),
         )
         # A message that cannot share a batch is declared larger than a batch, and so travels alone.
-        self._too_large = options.max_batch_bytes + 1
+        self._too_large = MAX_BATCH_BYTES + 1
         self._lingers = bool(options.linger)
         self._senders: dict[MessageQueue, Sender] = {}
         # Senders with unsettled messages, in the order in which they became active, so that simulations repeat exactly.

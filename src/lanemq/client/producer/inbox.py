@@ -23,7 +23,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 from lanemq._fast import compiled
-from lanemq.client.producer.batches import MESSAGE_OVERHEAD, Packer, PendingMessage, properties_text
+from lanemq.client.producer.batches import COMPRESS_ABOVE, MESSAGE_OVERHEAD, Packer, PendingMessage, properties_text
 from lanemq.client.producer.engine import Actions, SendEngine
 from lanemq.client.producer.freezes import Sender
 from lanemq.client.producer.options import ProducerOptions
@@ -76,7 +76,7 @@ class SendInbox:
         new_future: Callable[[], Any],
         empty: Callable[[], None],
     ) -> None:
-        max_body = min(MAX_BODY_BYTES, options.compress_above - 1, options.max_body_bytes)
+        max_body = min(MAX_BODY_BYTES, COMPRESS_ABOVE - 1, options.max_body_bytes)
         max_bytes = max(MIN_BYTES, min(MAX_BYTES, options.buffer_bytes // 4))
         self._engine = engine
         self._intake = Intake(packer.encode, packer.next_id, new_future, empty, max_body, packer.passes_bytes)

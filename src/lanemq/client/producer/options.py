@@ -39,8 +39,6 @@ class ProducerOptions:
     Apache broker would store them, so with it the window is always 1."""
     max_batch_messages: Annotated[int, Meta(ge=1, le=10_000)] = 1000
     """Messages of a batch. Few: more requests. Many: a refused message costs more to find."""
-    max_batch_bytes: Annotated[int, Meta(ge=1024, le=MAX_BODY_BYTES)] = 1024 * 1024
-    """Bytes of a batch. Apache brokers refuse batches over 4 MiB."""
     buffer_bytes: Annotated[int, Meta(ge=1)] = 64 * 1024 * 1024
     """Bytes of messages that wait or are in flight. When the buffer is full, senders wait; no message is dropped."""
     delivery_timeout: Interval = 120.0
@@ -54,8 +52,6 @@ class ProducerOptions:
     """Seconds after which an unanswered request to a LaneMQ broker is sent again over a new connection. A connection
     whose writes stall for one to two times as long is replaced, whatever the broker. Too short: a broker that is merely
     slow gets every request repeatedly. Too long: messages wait for a dead connection."""
-    compress_above: Annotated[int, Meta(ge=1)] = 4096
-    """Bytes from which a single body is compressed with zlib (RocketMQ's DefaultMQProducer). Batches are not."""
     max_body_bytes: Annotated[int, Meta(ge=1)] = MAX_BODY_BYTES
     """Bytes of the largest body; larger ones are refused when they are sent."""
     tls: TlsOptions | None = None
@@ -99,12 +95,10 @@ class ProducerSettings(TypedDict, total=False):
     linger: Seconds
     window: int
     max_batch_messages: int
-    max_batch_bytes: int
     buffer_bytes: int
     delivery_timeout: Seconds
     timeout: Seconds
     request_timeout: Seconds
-    compress_above: int
     max_body_bytes: int
     tls: TlsOptions | None
     credentials: Credentials | None

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
 from threading import get_ident
-from typing import Self, Unpack
+from typing import Self, TypeAlias, Unpack
 
 from lanemq.background_log import ClientLog
 from lanemq.client.bell import Bell
@@ -30,7 +30,6 @@ from lanemq.client.producer.base import (
     GATHER_MILLIS,
     TICK_SECONDS,
     BatchBlock,
-    OnReply,
     ProducerBase,
     T,
     buffer_full,
@@ -44,7 +43,7 @@ from lanemq.client.producer.base import (
 from lanemq.client.producer.batches import Many, PendingMessage, SendArguments, heartbeat, total_size
 from lanemq.client.producer.choosing import check_sendable
 from lanemq.client.producer.ending import close_aside, interrupts_a_call
-from lanemq.client.producer.engine import LOG_NAME, Actions, FlushMark
+from lanemq.client.producer.engine import LOG_NAME, Actions, FlushMark, SendRequest
 from lanemq.client.producer.options import ProducerSettings
 from lanemq.client.producer.outcomes import Outcome, notify_all
 from lanemq.client.producer.waiters import (
@@ -68,7 +67,6 @@ from lanemq.model.units import Millis, Seconds, to_millis
 from lanemq.net.address import Servers, parse_addresses
 from lanemq.net.blocking import CLIENT_THREADS, ClientThread, DuplexConnection
 from lanemq.net.rate_limited_log import OutageLog
-from lanemq.wire.command import Command
 
 log = ClientLog(__name__, aside=True)
 
@@ -76,7 +74,10 @@ _REAL_CLOCK = SystemClock()
 """Of threads that wait: they sleep in real time, whatever clock the producer has."""
 
 
-class Producer(ProducerBase[DuplexConnection]):
+ProducerLink: TypeAlias = DuplexConnection[SendRequest]
+
+
+class Producer(ProducerBase[ProducerLink]):
     """Sends messages and keeps those of a key in order. Safe for any number of threads."""
 
     _log, _engine_log = log, ClientLog(LOG_NAME, aside=True)
@@ -481,10 +482,10 @@ class Producer(ProducerBase[DuplexConnection]):
 
     # connections
 
-    def _post(self, link: DuplexConnection, command: Command, on_reply: OnReply) -> None:
-        link.line_up(command, on_reply)
+    def _post(self, link: ProducerLink, request: SendRequest) -> None:
+        link.line_up(request.command, request)
 
-    def _write(self, links: Iterable[DuplexConnection]) -> None:
+    def _write(self, links: Iterable[ProducerLink]) -> None:
         """The maintenance thread leaves writing to others: a stalled broker would block it."""
         for link in links:
             if self._guard.is_maintenance:
@@ -515,10 +516,10 @@ class Producer(ProducerBase[DuplexConnection]):
     def _refresh_route(self, topic: str) -> None:
         self._routes.refresh(topic, provisional=True)
 
-    def _hang_up(self, link: DuplexConnection) -> None:
+    def _hang_up(self, link: ProducerLink) -> None:
         link.hang_up()
 
-    def _beat(self, link: DuplexConnection) -> None:
+    def _beat(self, link: ProducerLink) -> None:
         link.post_oneway(heartbeat(self._client_id, self._options.group), aside=self._guard.is_maintenance)
 
     def _start_dialing(self, broker: str, topic: str) -> None:
@@ -531,7 +532,9 @@ class Producer(ProducerBase[DuplexConnection]):
             server = address = self._routes.get(topic, provisional=True).master(broker)
             lost, options = partial(self._lost, broker), self._options
             stall = min(options.request_timeout, options.timeout, options.delivery_timeout)
-            link = DuplexConnection(address, on_lost=lost, write_timeout=stall, security=self._security)
+            link = ProducerLink(
+                address, on_replies=self._replied, on_lost=lost, write_timeout=stall, security=self._security
+            )
         except Exception as error:  # noqa: BLE001 - if not reported, the broker would never be dialled again
             self._has_not_dialed(broker, topic, server, error)
         else:

@@ -23,7 +23,7 @@ from lanemq.core.consuming.runs import LaneRun, M
 from lanemq.model.units import Millis
 
 
-class Verdict(Enum):
+class Ruling(Enum):
     """What becomes of a decision."""
 
     COUNTED = "counted"
@@ -64,13 +64,13 @@ class HandOut(Generic[M]):
 class Decision(NamedTuple, Generic[M]):
     """The answer to a decision, and the hand-out that it concerned, with the place of the message in its run."""
 
-    verdict: Verdict
+    verdict: Ruling
     hand_out: HandOut[M] | None = None
     at: int = 0
 
     @property
     def counts(self) -> bool:
-        return self.hand_out is not None and self.verdict is Verdict.COUNTED
+        return self.hand_out is not None and self.verdict is Ruling.COUNTED
 
 
 class HandOuts(Generic[M]):
@@ -127,7 +127,7 @@ class HandOuts(Generic[M]):
         if len(hand_out.acknowledged) < len(hand_out.handles):
             return decision
         self.end(hand_out)
-        return decision._replace(verdict=Verdict.ENDED)
+        return decision._replace(verdict=Ruling.ENDED)
 
     def fail(self, handle: str, group: str, topic: str, *, now: Millis) -> Decision[M]:
         """The client could not process a message: its run ends."""
@@ -135,7 +135,7 @@ class HandOuts(Generic[M]):
         if decision.hand_out is None or not decision.counts:
             return decision
         self.end(decision.hand_out)
-        return decision._replace(verdict=Verdict.ENDED)
+        return decision._replace(verdict=Ruling.ENDED)
 
     def change(self, handle: str, group: str, topic: str, *, now: Millis, until: Millis) -> Decision[M]:
         """The client asks for another end of its time, for the whole run. The message's handle is replaced."""
@@ -148,16 +148,16 @@ class HandOuts(Generic[M]):
     def _judge(self, handle: str, group: str, topic: str, now: Millis) -> Decision[M]:
         found = self._by_handle.get(handle)
         if found is None:
-            return Decision(Verdict.STALE)
+            return Decision(Ruling.STALE)
         hand_out, at = found
         run = hand_out.run
         if (hand_out.group, hand_out.topic) != (group, topic):
-            return Decision(Verdict.STALE)
+            return Decision(Ruling.STALE)
         if run.permit.dropped or not run.running or now >= hand_out.until:
-            return Decision(Verdict.STALE, hand_out, at)
+            return Decision(Ruling.STALE, hand_out, at)
         if now >= run.usable_until:
-            return Decision(Verdict.NOT_NOW, hand_out, at)
-        return Decision(Verdict.COUNTED, hand_out, at)
+            return Decision(Ruling.NOT_NOW, hand_out, at)
+        return Decision(Ruling.COUNTED, hand_out, at)
 
     # what ends without a decision
 

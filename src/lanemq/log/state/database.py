@@ -128,6 +128,8 @@ class State:
         self._lock = threading.RLock()
         self._together = False
         self._db = _connect(path)
+        # Its files, and which ones they were when they were first seen: SQLite makes the second one with the first row.
+        self._files = {path: _identity(path), path.with_name(f"{path.name}-wal"): None}
         try:
             self._prepare()
         except StorageError:
@@ -136,6 +138,16 @@ class State:
         except sqlite3.Error as error:
             self._db.close()
             raise _not_opened(path, error) from error
+
+    def lost(self) -> str | None:
+        """Which file was deleted or replaced, so that a restart would not find what is written; None if none was."""
+        for path, known in self._files.items():
+            now = _identity(path)
+            if known is None:
+                self._files[path] = now
+            elif now != known:
+                return f"{path} was {'deleted' if now is None else 'replaced by another file'}"
+        return None
 
     def close(self) -> None:
         self._db.close()
@@ -373,6 +385,10 @@ class State:
             if self._together:
                 yield self._db
                 return
+            if (lost := self.lost()) is not None:
+                raise StorageError(
+                    f"{lost} while the broker runs: nothing can be saved. Restore a backup, then restart"
+                )
             try:
                 self._db.execute(f"PRAGMA synchronous = {sync.value}")
                 self._db.execute("BEGIN IMMEDIATE")
@@ -403,6 +419,15 @@ class State:
         if code == sqlite3.SQLITE_CANTOPEN:
             return NoDescriptors(f"no descriptor for {self._path}: {error}; try again")
         return StorageError(f"the state database {self._path} failed: {error}; check the disk, then restart")
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Which file is at the path; None if none is."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _connect(path: Path) -> sqlite3.Connection:

@@ -1,8 +1,8 @@
 """Which queues the state of a checkpoint belongs to.
 
-Producers choose a message's queue by the number of queues, so if a topic gets more queues, keys move. Where state is
-kept by queue, or queue offsets decide what is newer, a moved key would silently begin anew. So the pipeline ends before
-it reads a message of the new queues, unless `on_queue_change` allows it.
+Producers choose a message's queue by the number of queues, so if a topic gets more queues, or is created again with
+fewer, keys move. Where state is kept by queue, or queue offsets decide what is newer, a moved key would silently begin
+anew. So the pipeline ends before it reads a message of the changed topic, unless `on_queue_change` allows it.
 """
 
 import logging
@@ -36,32 +36,32 @@ class QueueSet:
         self._known: dict[str, list[str]] | None = None
 
     def check(self, positions: Positions) -> None:
-        """`OrderError` if a known topic has new queues. New topics are accepted."""
+        """`OrderError` if a known topic has other queues. New topics are accepted, and topics that are gone."""
         known, found = self._read(), _by_topic(positions)
-        more = {
-            topic: [name for name in names if name not in known[topic]]
-            for topic, names in found.items()
-            if topic in known
-        }
-        grown = {topic: names for topic, names in more.items() if names}
-        if grown:
-            self._warn_or_refuse(known, grown)
-        if grown or not found.keys() <= known.keys():
-            self._known = known | {topic: sorted({*names, *known.get(topic, ())}) for topic, names in found.items()}
+        changed = [topic for topic, names in found.items() if {*names} != {*known.get(topic, ())}]
+        for topic in changed:
+            if topic in known:
+                self._warn_or_refuse(topic, known[topic], found[topic])
+        if changed:
+            self._known = known | found
             self._write(self._path, msgspec.json.encode(_Queues(self._known)))
 
-    def _warn_or_refuse(self, known: dict[str, list[str]], grown: dict[str, list[str]]) -> None:
-        topic, names = next(iter(sorted(grown.items())))
+    def _warn_or_refuse(self, topic: str, before: list[str], now: list[str]) -> None:
+        more, gone = [name for name in now if name not in before], [name for name in before if name not in now]
+        changes = [
+            f"now has {', '.join(more)} too (more queues, or a broker that is new or was down)" if more else "",
+            f"{', '.join(gone)} is gone (it was created again with fewer queues, or a broker is down)" if gone else "",
+        ]
         what = (
-            f"topic {topic} had {len(known[topic])} queues and now has {', '.join(names)} too (more queues, or a "
-            f"broker that is new or was down): keys that moved there have no state"
+            f"topic {topic} had {len(before)} queues and {' and '.join(filter(None, changes))}: keys that moved have "
+            f"no state where they are now"
         )
         if self._on_change == "continue":
             log.warning("%s; continuing because of on_queue_change='continue'", what)
             return
         raise OrderError(
-            f"{what}. Remove the new queues again, or begin with an empty checkpoint and table; if no key has moved, "
-            f"or a moved key may begin anew, set on_queue_change='continue'"
+            f"{what}. Give the topic its former queues again, or begin with an empty checkpoint and table; if no key "
+            f"has moved, or a moved key may begin anew, set on_queue_change='continue'"
         )
 
     def _read(self) -> dict[str, list[str]]:

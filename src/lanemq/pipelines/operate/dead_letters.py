@@ -5,7 +5,7 @@
         print(each.id, each.key, each.reason)
     letters.redrive("orders/broker-a/0/17")
 
-Works on files, whether or not the pipeline runs, without Spark and without the broker.
+Works on the Delta table that has them, whether or not the pipeline runs, without Spark and without the broker.
 
 Invariants: nothing here changes state, a redrive is written to the checkpoint and carried out by a retry pass; a dead
 letter is redriven once; a message that still waits in its key is never redriven from here, or it would be applied
@@ -13,27 +13,22 @@ twice; a discarded or doubtful one is redriven only if it is named; only part of
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
+from deltalake import DeltaTable, QueryBuilder
 
 from lanemq.clock import wall_ms
-from lanemq.files import StorePath, arrow_source, can_rename, locate
+from lanemq.files import StorePath, locate
 from lanemq.model.errors import UsageError
 from lanemq.pipelines.checkpoint.checkpoint import dead_letters_folder, need_identity, stage_folder
 from lanemq.pipelines.operate.parked import list_parked
 from lanemq.pipelines.pipeline import Pipeline
-from lanemq.pipelines.ports import dead_letter_query
-from lanemq.pipelines.sinks.delta import delta_options, read_table
-from lanemq.pipelines.sinks.parquet import ParquetSink
-from lanemq.pipelines.sinks.parquet_layout import query_mark, read_name
-from lanemq.pipelines.sinks.parquet_reading import ParquetFolder
+from lanemq.pipelines.sinks.delta import DeltaSink, delta_options
 from lanemq.pipelines.stages.transitions.messages import WaitingMessage
 from lanemq.pipelines.stages.transitions.operator_requests import (
     DEAD_LETTERS_PER_FILE,
@@ -114,10 +109,10 @@ class DeadLetterRecord:
 class DeadLetters:
     """The dead letters of one pipeline; returned by `dead_letters`."""
 
-    def __init__(self, checkpoint: StorePath, folder: StorePath, query: str) -> None:
+    def __init__(self, checkpoint: StorePath, table: str, storage_options: Mapping[str, str]) -> None:
         self.checkpoint = checkpoint
-        self.folder = folder
-        self._query = dead_letter_query(query)
+        self._table = table
+        self._storage = dict(storage_options)
         self._stage = stage_folder(checkpoint)
         self._redrives = Redrives(self._stage)
 
@@ -128,7 +123,9 @@ class DeadLetters:
 
     def show(self, id: str) -> list[DeadLetterRecord]:
         """One message with its body; one record for each time it was given up, the last one last."""
-        found = list(self._found(bodies=True, only=id))
+        offset = id.rpartition("/")[2]
+        place = f"queue_offset = {int(offset)}" if offset.isdecimal() else "queue_offset < 0"
+        found = [each for each in self._found(place, bodies=True) if each.id == id]
         if not found:
             raise UsageError(f"there is no dead letter {id!r}: see `lanemq pipeline dead-letters list` or records()")
         return found
@@ -169,12 +166,8 @@ class DeadLetters:
         return {state.value: found.count(state) for state in DeadLetterState if state in found}
 
     def settled(self) -> int:
-        """The number of settled notices, without reading the other dead letters.
-
-        Older files do not say which dead letters are notices, and are not counted.
-        """
-        tables = (each for each in self._tables(None, bodies=False) if "waits" in each.column_names)
-        rows = [row for each in tables for row in each.filter(pc.field("waits")).to_pylist()]
+        """The number of settled notices, without reading the other dead letters."""
+        rows = list(self._rows("waits", bodies=False))
         waiting = self._waiting_places() if rows else frozenset()
         return sum(_place(row) not in waiting for row in rows)
 
@@ -190,33 +183,29 @@ class DeadLetters:
             )
 
     def _with_bodies(self, identities: list[Identity]) -> Iterator[RedrivenDeadLetter]:
-        """The dead letters in the given order. Each part of the request reads the files that it needs once."""
+        """The dead letters in the given order."""
         for begin in range(0, len(identities), DEAD_LETTERS_PER_FILE):
             part = identities[begin : begin + DEAD_LETTERS_PER_FILE]
-            wanted, units = set(part), {identity[-1] for identity in part}
-            found = (each for each in self._found(bodies=True, units=units) if each.identity in wanted)
+            wanted, units = set(part), sorted({identity[-1] for identity in part})
+            of_units = f"batch in ({', '.join(map(str, units))})"
+            found = (each for each in self._found(of_units, bodies=True) if each.identity in wanted)
             yield from sorted(map(_redriven, found), key=lambda each: each.identity)
 
-    def _found(
-        self, *, bodies: bool, units: set[int] | None = None, only: str | None = None
-    ) -> Iterator[DeadLetterRecord]:
+    def _found(self, condition: str = "true", *, bodies: bool) -> Iterator[DeadLetterRecord]:
         asked = self._redrives.pending_dead_letters()
         done = self._redrives.done_dead_letters()
         waiting: frozenset[Place] | None = None
-        for table in self._tables(units, bodies=bodies):
-            for row in table.to_pylist():
-                found = _message(row, asked, done)
-                if only is not None and found.id != only:
-                    continue
-                if found.state is DeadLetterState.NOTICE:
-                    waiting = self._waiting_places() if waiting is None else waiting
-                    found = found if _place(row) in waiting else replace(found, state=DeadLetterState.SETTLED)
-                yield found
+        for row in self._rows(condition, bodies=bodies):
+            found = _message(row, asked, done)
+            if found.state is DeadLetterState.NOTICE:
+                waiting = self._waiting_places() if waiting is None else waiting
+                found = found if _place(row) in waiting else replace(found, state=DeadLetterState.SETTLED)
+            yield found
 
     def _waiting_places(self) -> frozenset[Place]:
         """Where the messages that wait in keys were read.
 
-        Read after the files of dead letters were listed: a message waits before its notice is written, so a notice of
+        Read after the table: a message waits before its notice is written, so a notice of
         a running pipeline is not taken for a settled one.
         """
         return frozenset(
@@ -225,66 +214,52 @@ class DeadLetters:
             for each in lane.messages
         )
 
-    def _tables(self, units: set[int] | None, *, bodies: bool) -> Iterator[pa.Table]:
-        """The dead letters of these units of work, or of all, one file at a time."""
-        if _is_delta(self.folder):
-            table = dead_letter_table(self.folder).sort_by("batch")
-            chosen = table if units is None else table.filter(pc.field("batch").isin(sorted(units)))
-            yield chosen if bodies else chosen.drop_columns(["value"])
-            return
-        for path in self._files(units):
-            file = pq.ParquetFile(arrow_source(path))
-            yield file.read([name for name in file.schema_arrow.names if bodies or name != "value"])
-
-    def _files(self, units: set[int] | None) -> Iterator[StorePath]:
-        """The files of these units of work, or all, oldest first; a compacted file may have any of them."""
-        found = [(read_name(file.path), place) for file, place in ParquetFolder(self.folder).view(self._query)]
-        mine = [(name, place) for name, place in found if name is not None and name.mark == query_mark(self._query)]
-        for name, place in sorted(mine, key=lambda each: (each[0].batch, str(each[1]))):
-            if units is None or name.compacted or name.batch in units:
-                yield place
+    def _rows(self, condition: str, *, bodies: bool) -> Iterator[dict[str, Any]]:
+        """The rows that fulfil an SQL condition, oldest first."""
+        table = DeltaTable(self._table, storage_options=self._storage or None)
+        names = [field.name for field in table.schema().fields if bodies or field.name != "value"]
+        chosen = f"SELECT {', '.join(names)} FROM letters WHERE {condition}"
+        order = "ORDER BY batch, topic, broker, queue_id, queue_offset, key"
+        for part in QueryBuilder().register("letters", table).execute(f"{chosen} {order}"):
+            yield from pa.table(part).to_pylist()
 
 
 def dead_letters(pipeline: Pipeline | StorePath | str) -> DeadLetters:
     """The dead letters of a pipeline, given the pipeline, or its checkpoint's folder if they are in there."""
     declared = pipeline if isinstance(pipeline, Pipeline) else None
     checkpoint = declared.folder if declared is not None else locate(pipeline)
-    known = need_identity(checkpoint)
-    return DeadLetters(checkpoint, _folder(checkpoint, declared), known.query)
+    need_identity(checkpoint)
+    return DeadLetters(checkpoint, *_table_of(checkpoint, declared))
 
 
-def _folder(checkpoint: StorePath, declared: Pipeline | None) -> StorePath:
+def _table_of(checkpoint: StorePath, declared: Pipeline | None) -> tuple[str, Mapping[str, str]]:
+    """The path of the table, and how its store is reached."""
     sink = declared.dead_letters if declared is not None else None
-    if isinstance(sink, ParquetSink):
-        return sink.path
+    if isinstance(sink, DeltaSink):
+        return sink.place
     if sink is not None:
         raise UsageError(
             f"dead letters go to the sink that the pipeline declares for them ({type(sink).__name__}): query that; "
-            f"only dead letters in Parquet files can be listed and redriven here"
+            f"only dead letters in a Delta table can be listed and redriven here"
         )
     folder = dead_letters_folder(checkpoint)
-    if not folder.is_dir():
+    if not has_dead_letters(folder):
         raise UsageError(
             f"{checkpoint} has no dead letters: the pipeline declares a sink for them; give the file that declares it"
         )
-    return folder
+    return str(folder), delta_options(folder)
 
 
-def dead_letter_table(folder: StorePath) -> pa.Table:
-    """The dead letters of a checkpoint in an object store."""
-    return read_table(str(folder), delta_options(folder))
+def has_dead_letters(folder: StorePath) -> bool:
+    """Whether a checkpoint's folder for dead letters has their table."""
+    return DeltaTable.is_deltatable(str(folder), delta_options(folder) or None)
 
 
 def count_dead_letters(folder: StorePath) -> int:
     """How many dead letters a checkpoint's folder for them holds."""
-    if _is_delta(folder):
-        return int(dead_letter_table(folder).num_rows)
-    return sum(pq.read_metadata(arrow_source(place)).num_rows for _, place in ParquetFolder(folder).view())
-
-
-def _is_delta(folder: StorePath) -> bool:
-    """A checkpoint in an object store has its dead letters in a Delta table; a `ParquetSink` works there too."""
-    return not can_rename(folder) and ParquetFolder(folder).terms() is None
+    table = DeltaTable(str(folder), storage_options=delta_options(folder) or None)
+    (part,) = QueryBuilder().register("letters", table).execute("SELECT count(*) AS n FROM letters")
+    return int(pa.table(part)["n"][0].as_py())
 
 
 def _message(row: dict[str, Any], asked: set[Identity], done: set[Identity]) -> DeadLetterRecord:
@@ -324,7 +299,7 @@ def _place(row: dict[str, Any]) -> Place:
 
 
 def _waits_in_key(row: dict[str, Any]) -> bool:
-    """Whether the message still waits in its key. Older files lack the column; then undecodable messages do."""
+    """Whether the message still waits in its key. Older rows do not say; then undecodable messages do."""
     waits = row.get("waits")
     return row["reason"].startswith(_UNREADABLE) if waits is None else bool(waits)
 

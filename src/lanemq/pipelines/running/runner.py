@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from lanemq.clock import Clock, SystemClock
-from lanemq.files import StorePath, can_rename
+from lanemq.files import StorePath
 from lanemq.model.errors import Closed, LaneError, UsageError
 from lanemq.model.units import Millis, Seconds, to_millis, to_seconds
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint, CheckpointLock
@@ -31,7 +31,6 @@ from lanemq.pipelines.running.failure import PipelineFailed
 from lanemq.pipelines.running.progress import AppliedBatch, Progress, ProgressReporter, Report
 from lanemq.pipelines.running.queue_ends import SourceEnds
 from lanemq.pipelines.sinks.delta import DeltaSink, delta_options
-from lanemq.pipelines.sinks.parquet import ParquetSink
 from lanemq.spark.options import ALL_TAGS
 from lanemq.spark.read.brokers import Brokers
 from lanemq.spark.session import is_connect
@@ -136,9 +135,7 @@ def _hadoop_settings(spark: SparkSession) -> dict[str, str]:
 
 
 def dead_letter_sink(folder: StorePath) -> Sink:
-    """Parquet files, or a Delta table where the store cannot rename."""
-    if can_rename(folder):
-        return ParquetSink(folder)
+    """A Delta table in the checkpoint."""
     return DeltaSink(str(folder), storage_options=delta_options(folder))
 
 

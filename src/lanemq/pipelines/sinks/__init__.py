@@ -5,7 +5,6 @@ from lanemq.pipelines.sinks.factory import open_sink
 from lanemq.pipelines.sinks.foreach import ForeachSink
 from lanemq.pipelines.sinks.iceberg import IcebergSink, read_iceberg
 from lanemq.pipelines.sinks.parquet import ParquetSink
-from lanemq.pipelines.sinks.parquet_reading import parquet_files, read_parquet
 from lanemq.pipelines.sinks.postgres import PostgresSink
 from lanemq.pipelines.sinks.sqlite import SqliteSink
 from lanemq.pipelines.sinks.topic import TopicSink
@@ -19,8 +18,6 @@ __all__ = [
     "SqliteSink",
     "TopicSink",
     "open_sink",
-    "parquet_files",
     "read_iceberg",
-    "read_parquet",
     "read_table",
 ]

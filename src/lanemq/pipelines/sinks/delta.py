@@ -135,6 +135,11 @@ class DeltaSink(VersionedTableSink[Callable[[], bool]]):
     def __str__(self) -> str:
         return f"Delta table {self._path}"
 
+    @property
+    def place(self) -> tuple[str, Mapping[str, str]]:
+        """The path, and how its store is reached, with the names of delta-rs."""
+        return self._path, self._storage
+
     def accept_settings(self, settings: Mapping[str, str]) -> None:
         if not self._storage and "://" in self._path:
             self._storage = delta_options(locate(self._path, settings))

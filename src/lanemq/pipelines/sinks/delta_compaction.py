@@ -15,6 +15,7 @@ import logging
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
@@ -30,12 +31,16 @@ from deltalake.transaction import AddAction, RemoveAction
 from lanemq.files import sync
 from lanemq.model.errors import StorageError
 from lanemq.model.units import Millis
+from lanemq.pipelines.parquet_encoding import dictionary_columns
 from lanemq.pipelines.sinks.delta_files import file_stats, partition_text
 from lanemq.pipelines.sinks.exact_sink import aligned
-from lanemq.pipelines.sinks.parquet_compaction import write_tables
 from lanemq.pipelines.sinks.versioned_table import MAX_ATTEMPTS, small_groups
 
 log = logging.getLogger(__name__)
+
+_GROUP_ROWS: Final = 1 << 20
+_GROUP_BYTES: Final = 128 << 20
+"""Rows and bytes in memory that become one row group of a new file."""
 
 JUDGED: Final = "lanemq#judged"
 """The application id whose version is the version of the table up to which other programs' compactions were judged."""
@@ -164,6 +169,21 @@ def _rewritten(table: DeltaTable, store: pafs.FileSystem, group: Sequence[TableF
         sync(folder / name)
         sync(folder)
     return AddAction(name, store.get_file_info(name).size, partition, wall, False, file_stats(metadata))
+
+
+def write_tables(tables: Iterator[pa.Table], target: Any, schema: pa.Schema) -> None:
+    """Write tables of this schema, at least one, to a Parquet file. A few of them are in memory at once."""
+    first = next(tables)
+    with pq.ParquetWriter(target, schema, use_dictionary=dictionary_columns(first)) as writer:
+        group: list[pa.Table] = []
+        for table in chain([first], tables):
+            group.append(table)
+            rows, size = sum(each.num_rows for each in group), sum(each.nbytes for each in group)
+            if rows >= _GROUP_ROWS or size >= _GROUP_BYTES:
+                writer.write_table(pa.concat_tables(group), row_group_size=_GROUP_ROWS)
+                group = []
+        if group:
+            writer.write_table(pa.concat_tables(group), row_group_size=_GROUP_ROWS)
 
 
 def _tables(store: pafs.FileSystem, group: Iterable[TableFile], columns: pa.Schema) -> Iterator[pa.Table]:

@@ -144,7 +144,7 @@ _KINDS: dict[str, _Kind] = {
     "parquet": _Kind(
         ParquetSink,
         ("path",),
-        {"path": _text, "partition_by": _texts, "compact_after": _seconds, "file_size": _count},
+        {"path": _text},
     ),
     "sqlite": _Kind(SqliteSink, ("path", "table"), {"path": _text, **_SQL}),
     "postgres": _Kind(

@@ -60,6 +60,17 @@ def replaced_queues(
     }
 
 
+def queues_left_out(
+    start: Positions, created: Mapping[str, int], now: Mapping[str, int], bounds: Mapping[MessageQueue, Bounds]
+) -> frozenset[MessageQueue]:
+    """Queues that a topic does not have any more since it was created again: their positions mean nothing."""
+    return frozenset(
+        queue
+        for queue in start
+        if queue not in bounds and _differ(created.get(creation_key(queue)), now.get(creation_key(queue)))
+    )
+
+
 def lasting_topics(created: Mapping[str, int], now: Mapping[str, int]) -> frozenset[str]:
     """The keys of topics that are known to be the same, then and now."""
     return frozenset(key for key, at in created.items() if now.get(key) == at)

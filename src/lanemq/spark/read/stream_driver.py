@@ -42,6 +42,7 @@ from lanemq.spark.read.planning import (
     other_ends,
     pack,
     plan_batch,
+    queues_left_out,
     replaced_loss,
     replaced_queues,
     resume_points,
@@ -103,7 +104,7 @@ class StreamDriver:
 
         `created` says when the topics of `start` were created, `stored` which messages were the newest ones then.
         Queues that end before the position get their first message, or their end, as their position in this batch,
-        which reads nothing from them.
+        which reads nothing from them. Queues that a topic lost when it was created again have none.
         """
         options = self._options
         self.brokers.expect(start)
@@ -115,6 +116,8 @@ class StreamDriver:
         kept = {queue: at for queue, at in start.items() if queue not in replaced}
         others = tuple(other_ends(kept, stored or {}, self.brokers.stored))
         self._report_losses("chosen", found.losses + lost + others)
+        left_out = queues_left_out(start, created or {}, self.brokers.created, bounds)
+        start = {queue: at for queue, at in start.items() if queue not in left_out}
         set_back = found.set_back | replaced
         first = {queue: at for queue, at in found.offsets.items() if queue not in set_back}
         top = {queue: max(first[queue], self.ends[queue]) for queue in first}

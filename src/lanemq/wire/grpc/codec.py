@@ -30,7 +30,7 @@ _FLOAT = struct.Struct("<f")
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class FieldKind:
     """The number of a field, and how its value is written."""
 
     number: int
@@ -42,47 +42,47 @@ class Kind:
     mapping: bool = False
 
 
-def INT(number: int) -> Kind:  # noqa: N802 - named as the types are in the protocol
+def INT(number: int) -> FieldKind:  # noqa: N802 - named as the types are in the protocol
     """A whole number or an enumeration."""
-    return Kind(number, VARINT)
+    return FieldKind(number, VARINT)
 
 
-def INTS(number: int) -> Kind:  # noqa: N802
+def INTS(number: int) -> FieldKind:  # noqa: N802
     """Several of them, written one by one, which every reader of packed ones accepts."""
-    return Kind(number, VARINT, repeated=True)
+    return FieldKind(number, VARINT, repeated=True)
 
 
-def FLAG(number: int) -> Kind:  # noqa: N802
-    return Kind(number, VARINT, flag=True)
+def FLAG(number: int) -> FieldKind:  # noqa: N802
+    return FieldKind(number, VARINT, flag=True)
 
 
-def REAL(number: int) -> Kind:  # noqa: N802
-    return Kind(number, FIXED32)
+def REAL(number: int) -> FieldKind:  # noqa: N802
+    return FieldKind(number, FIXED32)
 
 
-def DATA(number: int) -> Kind:  # noqa: N802
-    return Kind(number, BYTES)
+def DATA(number: int) -> FieldKind:  # noqa: N802
+    return FieldKind(number, BYTES)
 
 
-def TEXT(number: int) -> Kind:  # noqa: N802
-    return Kind(number, BYTES, text=True)
+def TEXT(number: int) -> FieldKind:  # noqa: N802
+    return FieldKind(number, BYTES, text=True)
 
 
-def TEXTS(number: int) -> Kind:  # noqa: N802
-    return Kind(number, BYTES, text=True, repeated=True)
+def TEXTS(number: int) -> FieldKind:  # noqa: N802
+    return FieldKind(number, BYTES, text=True, repeated=True)
 
 
-def ONE(number: int, message: type) -> Kind:  # noqa: N802
-    return Kind(number, BYTES, message=message)
+def ONE(number: int, message: type) -> FieldKind:  # noqa: N802
+    return FieldKind(number, BYTES, message=message)
 
 
-def MANY(number: int, message: type) -> Kind:  # noqa: N802
-    return Kind(number, BYTES, message=message, repeated=True)
+def MANY(number: int, message: type) -> FieldKind:  # noqa: N802
+    return FieldKind(number, BYTES, message=message, repeated=True)
 
 
-def MAPPING(number: int) -> Kind:  # noqa: N802
+def MAPPING(number: int) -> FieldKind:  # noqa: N802
     """Texts by texts."""
-    return Kind(number, BYTES, mapping=True)
+    return FieldKind(number, BYTES, mapping=True)
 
 
 def encode(message: Any) -> bytes:
@@ -129,14 +129,14 @@ class _Entry:
     value: Annotated[str, TEXT(2)] = ""
 
 
-_Written: TypeAlias = tuple[str, Kind, object, bytes]
+_Written: TypeAlias = tuple[str, FieldKind, object, bytes]
 
 
 class _Table(NamedTuple):
     """The fields of a message, for writing in the order of the class, and for reading by tag."""
 
     written: list[_Written]
-    read: dict[int, tuple[str, Kind]]
+    read: dict[int, tuple[str, FieldKind]]
 
 
 _TABLES: dict[type, _Table] = {}
@@ -153,7 +153,7 @@ def _make_table(message: type) -> _Table:
     assert is_dataclass(message)
     hints = get_type_hints(message, include_extras=True)
     written: list[_Written] = []
-    read: dict[int, tuple[str, Kind]] = {}
+    read: dict[int, tuple[str, FieldKind]] = {}
     for each in fields(message):
         kind = _kind_of(hints[each.name])
         tag = kind.number << 3 | kind.wire_type
@@ -163,14 +163,14 @@ def _make_table(message: type) -> _Table:
     return _Table(written, read)
 
 
-def _kind_of(hint: Any) -> Kind:
+def _kind_of(hint: Any) -> FieldKind:
     assert get_origin(hint) is Annotated, f"{hint} has no field number"
     kind = get_args(hint)[1]
-    assert isinstance(kind, Kind)
+    assert isinstance(kind, FieldKind)
     return kind
 
 
-def _write(out: bytearray, kind: Kind, head: bytes, value: Any) -> None:
+def _write(out: bytearray, kind: FieldKind, head: bytes, value: Any) -> None:
     out += head
     if kind.wire_type == VARINT:
         out += _varint(int(value))
@@ -182,7 +182,7 @@ def _write(out: bytearray, kind: Kind, head: bytes, value: Any) -> None:
         out += data
 
 
-def _take(values: dict[str, Any], name: str, kind: Kind, raw: Any, depth: int) -> None:
+def _take(values: dict[str, Any], name: str, kind: FieldKind, raw: Any, depth: int) -> None:
     """Adds one field that was read; the last of several wins, except where there may be many."""
     if kind.mapping:
         entry = decode(_Entry, raw, depth + 1)

@@ -13,7 +13,7 @@ from lanemq.wire.grpc.codec import DATA, FLAG, INT, INTS, MANY, MAPPING, ONE, RE
 SERVICE = "apache.rocketmq.v2.MessagingService"
 
 
-class Permission(IntEnum):
+class QueueRights(IntEnum):
     READ = 2
     WRITE = 3
     READ_WRITE = 4
@@ -279,7 +279,7 @@ class UserAgent:
 
 
 @dataclass(slots=True)
-class Metric:
+class MetricSettings:
     on: Annotated[bool | None, FLAG(1)] = None
 
 
@@ -292,7 +292,7 @@ class Settings:
     publishing: Annotated[Publishing | None, ONE(5, Publishing)] = None
     subscription: Annotated[Subscribing | None, ONE(6, Subscribing)] = None
     user_agent: Annotated[UserAgent | None, ONE(7, UserAgent)] = None
-    metric: Annotated[Metric | None, ONE(8, Metric)] = None
+    metric: Annotated[MetricSettings | None, ONE(8, MetricSettings)] = None
 
 
 @dataclass(slots=True)
@@ -349,14 +349,14 @@ class QueryAssignmentRequest:
 
 
 @dataclass(slots=True)
-class Assignment:
+class AssignedAt:
     queue: Annotated[QueueAt | None, ONE(1, QueueAt)] = None
 
 
 @dataclass(slots=True)
 class QueryAssignmentResponse:
     status: Annotated[Status | None, ONE(1, Status)] = None
-    assignments: Annotated[Sequence[Assignment], MANY(2, Assignment)] = ()
+    assignments: Annotated[Sequence[AssignedAt], MANY(2, AssignedAt)] = ()
 
 
 @dataclass(slots=True)

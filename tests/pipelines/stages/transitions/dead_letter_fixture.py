@@ -1,4 +1,4 @@
-"""A pipeline without a JVM that keeps its dead letters as a real one does: in Parquet files in the checkpoint."""
+"""A pipeline without a JVM that keeps its dead letters as a real one does: in a Delta table in the checkpoint."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.pipelines.stages.transitions import pipeline_fixture
 
-from lanemq.pipelines import DeadLetters, ParquetSink, dead_letters
+from lanemq.pipelines import DeadLetters, DeltaSink, dead_letters
 from lanemq.pipelines.checkpoint.checkpoint import stage_folder
 from lanemq.pipelines.ports import DEAD_LETTER_SCHEMA, Append, Batch, Results
 
@@ -24,7 +24,7 @@ class DeadLetterPipeline(pipeline_fixture.Pipeline):
             "source": {"servers": "127.0.0.1:1", "topic": "orders"},
         }
         (folder.parent / "pipeline.json").write_text(json.dumps(known))
-        self.dead_letter_sink = ParquetSink(checkpoint / "dead_letters")
+        self.dead_letter_sink = DeltaSink(checkpoint / "dead_letters")
         self.dead_letter_sink.open(None, f"{pipeline_fixture.QUERY}-dead", 1, DEAD_LETTER_SCHEMA, Append())  # type: ignore[arg-type]
         super().__init__(folder, **options)
 

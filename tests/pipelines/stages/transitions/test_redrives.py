@@ -491,7 +491,7 @@ def test_what_cannot_be_redriven_is_refused_with_a_reason(tmp_path: Path) -> Non
         dead_letters(tmp_path / "elsewhere")
 
 
-def test_dead_letters_of_a_declared_parquet_sink_are_read(tmp_path: Path) -> None:
+def test_dead_letters_of_a_declared_delta_table_are_read(tmp_path: Path) -> None:
     with_a_dead_letter(tmp_path)
 
     def declared(sink: Any) -> Pipeline:
@@ -499,8 +499,8 @@ def test_dead_letters_of_a_declared_parquet_sink_are_read(tmp_path: Path) -> Non
         return Pipeline("orders", source, Project(["key"]), ParquetSink("out"), tmp_path, dead_letters=sink)
 
     (tmp_path / "dead_letters").rename(tmp_path / "moved")
-    assert len(dead_letters(declared(ParquetSink(tmp_path / "moved"))).records()) == 1
-    with pytest.raises(UsageError, match=r"declares for them \(DeltaSink\): query that"):
-        dead_letters(declared(DeltaSink(tmp_path / "delta")))
+    assert len(dead_letters(declared(DeltaSink(tmp_path / "moved"))).records()) == 1
+    with pytest.raises(UsageError, match=r"declares for them \(ParquetSink\): query that"):
+        dead_letters(declared(ParquetSink(tmp_path / "files")))
     with pytest.raises(UsageError, match="give the file that declares it"):
         dead_letters(tmp_path)

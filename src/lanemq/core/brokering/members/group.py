@@ -43,7 +43,7 @@ class GroupSubscription(NamedTuple):
     @property
     def bytes(self) -> int:
         """About how much memory it takes. One of 128 KiB with short tags takes megabytes."""
-        tags = sum(TAG_BYTES + len(tag) for tag in self.tags)
+        tags = TAG_BYTES * len(self.tags) + sum(map(len, self.tags)) if self.tags else 0
         return SUBSCRIPTION_BYTES + len(self.expression) + tags + CODE_BYTES * len(self.tag_codes)
 
 
@@ -164,10 +164,14 @@ class Group:
         for topic, subscription in mine.items():
             if subscription.ordered is not None:
                 other = not subscription.ordered
-                if self.kinds.get((topic, other), 0) > (topic in own and own[topic].ordered is other):
+                others = self.kinds.get((topic, other), 0)
+                if others and others > (topic in own and own[topic].ordered is other):
                     return True
+        if not self.only:
+            return False
         kind = only_kind(mine.values())
-        return kind is not None and self.only.get(not kind, 0) > (only_kind(own.values()) is (not kind))
+        others = 0 if kind is None else self.only.get(not kind, 0)
+        return others > 0 and others > (only_kind(own.values()) is (not kind))
 
     @property
     def has_concurrent(self) -> bool:

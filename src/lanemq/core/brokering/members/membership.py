@@ -192,7 +192,8 @@ class Membership:
             known = self._groups.get(name)
             held = {} if known is None else known.topics.get(client_id, {})
             for each in {each.topic: each for each in beat.subscriptions}.values():
-                total += max(each.bytes, held[each.topic].bytes) if each.topic in held else each.bytes
+                now = held.get(each.topic, each)
+                total += each.bytes if now == each else max(each.bytes, now.bytes)
             total -= self._payers.paid(payer, name, client_id)
         return total
 

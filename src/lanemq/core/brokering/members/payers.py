@@ -13,7 +13,10 @@ class Payers:
 
     def pay(self, group: str, client_id: str, payer: str, size: int) -> None:
         """Set who pays for a member, and how much; nobody if `size` is 0."""
-        before, paid = self._members.pop((group, client_id), (payer, 0))
+        before, paid = self._members.get((group, client_id), (payer, 0))
+        if (before, paid) == (payer, size):
+            return
+        self._members.pop((group, client_id), None)
         if paid:
             add_count(self._totals, before, -paid)
         if size:
