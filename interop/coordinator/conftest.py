@@ -1,10 +1,18 @@
-"""One coordinator beside the broker of the session: a cluster has one."""
+"""A real Apache broker, and a coordinator beside it."""
 
 from collections.abc import Iterator
 
 import pytest
 
 from interop.coordinator.node import CoordinatorNode
+from interop.ports import eventually, route
+
+
+@pytest.fixture
+def broker(address: str) -> int:
+    """The port of the broker."""
+    found = eventually(lambda: route(int(address.rpartition(":")[2]), "TBW102"), 60, "the broker")
+    return int(found["brokerDatas"][0]["brokerAddrs"]["0"].rpartition(":")[2])
 
 
 @pytest.fixture(scope="session")

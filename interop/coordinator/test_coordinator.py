@@ -19,20 +19,13 @@ from interop.clients import Listening
 from interop.coordinator.node import CoordinatorNode, coordinate
 from interop.java_client import java_client
 from interop.maven import UnavailableError
-from interop.ports import ask, eventually, route
+from interop.ports import ask, eventually
 from lanemq import Producer
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.parked import ParkedAdmin
 
 PULL, LOCK, QUERY, UPDATE, CONFIGURE = 11, 41, 14, 15, 200
 NO_PERMISSION = 16
-
-
-@pytest.fixture
-def broker(address: str) -> int:
-    """The port of the broker."""
-    found = eventually(lambda: route(int(address.rpartition(":")[2]), "TBW102"), 60, "the broker")
-    return int(found["brokerDatas"][0]["brokerAddrs"]["0"].rpartition(":")[2])
 
 
 def pull(broker: int, group: str, topic: str) -> int:

@@ -98,7 +98,7 @@ def new_master(run: Run, old: Node) -> None:
 def first_acked(run: Run, since: float) -> float:
     """When the first message was stored since a time."""
     run.wait_for("acked", 20, since=since)
-    return min(note["t"] for note in run.notes(run.producers) if note["e"] == "acked" and note["t"] > since)
+    return float(min(note["t"] for note in run.notes(run.producers) if note["e"] == "acked" and note["t"] > since))
 
 
 def shown(times: list[float]) -> str:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from tests.broker.raw_client import RawClient
-from tests.stock_broker import stock_broker
 
 from lanemq.broker.config import BrokerOptions
 from lanemq.client.admin.admin import Admin
@@ -18,6 +17,7 @@ from lanemq.coordinator.app import Coordinator
 from lanemq.coordinator.config import CoordinatorOptions
 from lanemq.net.address import Address, parse_addresses
 from lanemq.testing.embedded import EmbeddedBroker
+from lanemq.testing.stock_broker import stock_broker
 
 TOPIC, GROUP = "orders", "billing"
 

@@ -10,16 +10,15 @@ from tests.coordinator.test_coordinator import member, until
 from lanemq import Message
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.parked import ParkedAdmin
-from lanemq.core.brokering.dedup import Fresh, ProducerTable
 from lanemq.core.brokering.queue_seen import QueueSeen
 from lanemq.testing.embedded import EmbeddedBroker
+from lanemq.testing.stock_broker import stores_repeats
 
 
 @pytest.fixture(autouse=True)
-def stores_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Apache's brokers do."""
-    monkeypatch.setattr(ProducerTable, "judge", lambda *_: Fresh())
-    monkeypatch.setattr(ProducerTable, "record", lambda *_, **__: None)
+def repeats() -> Iterator[None]:
+    with stores_repeats():
+        yield
 
 
 @pytest.fixture(autouse=True)

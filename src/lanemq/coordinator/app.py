@@ -6,7 +6,6 @@ It serves the requests about groups that a LaneMQ broker serves, with the same h
 import asyncio
 import contextlib
 import logging
-import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +33,7 @@ from lanemq.broker.monitor.health import Health, open_monitor
 from lanemq.broker.recording import Recording
 from lanemq.broker.recovery import recovered_groups
 from lanemq.broker.storage.disk_thread import DiskThread
+from lanemq.client import identity as identities
 from lanemq.client.coordination import EVERY_GROUP, epochs_below, read_entry
 from lanemq.clock import Clock, SystemClock, machine_of, nanoseconds_of
 from lanemq.coordinator.cluster import CONSUME_ENABLE, ClusterLink, cluster_name, masters_in, settings_of
@@ -118,20 +118,20 @@ class Coordinator:
             if self._monitor is not None:
                 undo.callback(self._monitor.close)
             folder = self.options.data
-            is_new = _own_folder(folder, undo)
+            is_new = self._own_folder(undo)
             pool = ConnectionPool(security=self.options.security, clock=self._clock)
             undo.callback(pool.close)
             link = ClusterLink(self.options.cluster, pool)
             info = await _reached(link)
-            state = State(folder / STATE_FILE)
+            state = self._new_state(folder / STATE_FILE)
             undo.callback(state.close)
             identity = _identity(state, cluster_name(info), self._clock, is_new=is_new)
             await self._check_cluster(state, identity, info, link)
-            thread = DiskThread(asyncio.get_running_loop(), "rows")
+            thread = self._new_thread()
             undo.callback(thread.stop)
             recording = self._open_history(identity.name)
             undo.callback(recording.close)
-            listener = Listener(self.options.listen)
+            listener = self._new_listener()
             undo.callback(listener.close)
             self.address = self.options.advertised(listener.address.port)
             self._running = self._assemble(identity, state, thread, recording, link)
@@ -231,6 +231,41 @@ class Coordinator:
         history = open_history(folder, process, now, role="broker", machine=machine_of(self._clock))
         return Recording(history, process, alive)
 
+    def _own_folder(self, undo: contextlib.ExitStack) -> bool:
+        """Lock the data folder; whether it is new. Refuses what is not that of a coordinator."""
+        folder = self.options.data
+        folder.mkdir(mode=0o750, parents=True, exist_ok=True)
+        undo.callback(self._lock_folder().close)
+        refuse_backup(folder)
+        is_new = not (folder / STATE_FILE).exists()
+        if not is_new and coordinator_in(folder) is None:
+            raise UsageError(f"{folder} is not the data folder of a coordinator: give it a folder of its own")
+        return is_new
+
+    # what a simulation replaces
+
+    def _lock_folder(self) -> DataLock:
+        return DataLock(self.options.data)
+
+    def _new_state(self, path: Path) -> State:
+        return State(path)
+
+    def _new_thread(self) -> DiskThread:
+        return DiskThread(asyncio.get_running_loop(), "rows")
+
+    def _new_listener(self) -> Listener:
+        return Listener(self.options.listen)
+
+    def _new_server(self, connections: Connections, parts: GroupContext) -> Server:
+        total = DescriptorReserve(wanted=ConnectionLimits().total, files=lambda: FILES).connections()
+        return Server(
+            connections,
+            limits=ConnectionLimits(total, signed=self.options.users is not None),
+            refusals=parts.counters.refusals,
+            joining=parts.counters.joining,
+            tls_detector=parts.tls,
+        )
+
     # wiring
 
     def _assemble(
@@ -289,13 +324,7 @@ class Coordinator:
         )
         users = options.users
         guard = None if users is None else Guard(users, dispatch, _no_topic, clock, counters.refusals, audit.refused)
-        server = Server(
-            Connections(parts, guard or dispatch, groups),
-            limits=ConnectionLimits(_most_connections(), signed=users is not None),
-            refusals=counters.refusals,
-            joining=counters.joining,
-            tls_detector=parts.tls,
-        )
+        server = self._new_server(Connections(parts, guard or dispatch, groups), parts)
         housekeeping = GroupHousekeeping(parts, server)
         return CoordinatorParts(
             parts,
@@ -348,22 +377,11 @@ def _identity(state: State, cluster: str, clock: Clock, *, is_new: bool) -> Iden
     if is_new:
         state.put(EPOCH_FLOOR, str(clock.wall() // 1000))
         state.put(_CLUSTER, cluster)
-        state.put(COORDINATOR, secrets.token_hex(6))
+        state.put(COORDINATOR, identities.origin.random(6).hex())
     name, known = state.get(COORDINATOR), state.get(_CLUSTER)
     if name is None or known is None:
         raise StorageError("state.db does not say which cluster it is for: restore the data folder from a backup")
     return Identity(name, known)
-
-
-def _own_folder(folder: Path, undo: contextlib.ExitStack) -> bool:
-    """Lock the data folder; whether it is new. Refuses what is not that of a coordinator."""
-    folder.mkdir(mode=0o750, parents=True, exist_ok=True)
-    undo.callback(DataLock(folder).close)
-    refuse_backup(folder)
-    is_new = not (folder / STATE_FILE).exists()
-    if not is_new and coordinator_in(folder) is None:
-        raise UsageError(f"{folder} is not the data folder of a coordinator: give it a folder of its own")
-    return is_new
 
 
 async def _reached(link: ClusterLink) -> ClusterInfo:
@@ -373,10 +391,6 @@ async def _reached(link: ClusterLink) -> ClusterInfo:
         raise UsageError(
             f"the cluster cannot be reached: {error}; start its name servers, or correct --cluster"
         ) from error
-
-
-def _most_connections() -> int:
-    return DescriptorReserve(wanted=ConnectionLimits().total, files=lambda: FILES).connections()
 
 
 def _no_topic(position: int) -> str:

@@ -19,7 +19,7 @@ from lanemq.core.brokering.queue_progress import LaneName, QueueProgress
 from lanemq.core.finished_ranges import FinishedRanges
 from lanemq.model.errors import BrokerBusy, LaneError
 from lanemq.model.keys import shown_key
-from lanemq.model.log_marks import SeenLog, differs
+from lanemq.model.log_marks import LogMark, SeenLog, differs
 from lanemq.model.names import check_group
 from lanemq.net.address import Address
 from lanemq.net.peer import Peer
@@ -36,6 +36,8 @@ AT_ONCE = 32
 
 class _Other(NamedTuple):
     progress: QueueProgress
+    marks: tuple[LogMark, ...]
+    """Those that were compared."""
     end: int
     """Below it, the log is the same."""
 
@@ -71,34 +73,39 @@ class ComparisonHandler:
         async def compare(progress: QueueProgress) -> None:
             async with room:
                 try:
-                    end = await self._same_below(progress)
+                    other = await self._other(progress)
                 except LaneError as error:
                     result.problems.append(f"{progress.queue}: {error}")
                     return
             result.compared += 1
-            if end is not None:
-                others.append(_Other(progress, end))
+            if other is not None:
+                others.append(other)
 
         places = [each for each in self._parts.progress.of_group(body.group) if each.seen is not None]
         await asyncio.gather(*map(compare, places))
         result.others = [_described(each) for each in sorted(others, key=lambda each: each.progress.queue)]
         if body.apply and others:
-            await self._drop(others)
+            # Of an owner that reports meanwhile, the log is the same: it has compared it.
+            still = [
+                each for each in others if each.progress.seen is not None and each.progress.seen.marks == each.marks
+            ]
+            await self._drop(still)
         return result
 
-    async def _same_below(self, progress: QueueProgress) -> int | None:
+    async def _other(self, progress: QueueProgress) -> _Other | None:
         """Up to where a queue's log is the one that the group has read; None if that is all that it is done with."""
         seen, queue = progress.seen, progress.queue
         if seen is None:
             return None
+        marks, done = seen.marks, seen.done  # both change while the broker is asked
         master, end = self._master(queue.broker), 0
         first = await self._link.first_offset(master, queue)
-        for mark in reversed(seen.marks):
+        for mark in reversed(marks):
             there = mark_in(await self._link.message(master, queue, mark.offset))
             if differs(mark, there, first) is None:
                 end = mark.offset + 1
                 break
-        return end if end <= seen.done else None
+        return _Other(progress, marks, end) if end <= done else None
 
     def _master(self, broker: str) -> Address:
         master = self._queues.masters.get(broker)
@@ -109,7 +116,7 @@ class ComparisonHandler:
     async def _drop(self, others: Sequence[_Other]) -> None:
         """Drop what lies above, and wait until that is on disk."""
         rows: list[ProgressChange] = []
-        for progress, end in others:
+        for progress, _, end in others:
             last = self._parts.locks.latest(progress.group, progress.queue)
             for key, offsets in progress.rewind(end, owned=last is not None and bool(last.owner)).items():
                 log.warning(
@@ -125,7 +132,7 @@ class ComparisonHandler:
 
 
 def _described(other: _Other) -> OtherLogBody:
-    progress, end = other
+    progress, _, end = other
     topic, broker, queue_id = progress.queue
     offset = progress.offset or 0
     finished = FinishedRanges.decode(progress.finished, offset)

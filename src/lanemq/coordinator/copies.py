@@ -42,8 +42,8 @@ class OffsetCopies:
             self._warnings.warn(
                 f"{group} {queue}",
                 f"group {group}: somebody has set its offset in {queue} to {theirs} at the broker. The group is "
-                f"coordinated and stays at {offset}. To move it there: lanemq group reset {group} --topic "
-                f"{queue.topic} --queue {queue.queue_id} --to {theirs}",
+                f"coordinated and stays at {offset}. To move it there: lanemq group reset {group} "
+                f"--topic {queue.topic} --queue {queue.queue_id} --to {theirs}",
             )
         if wanted:
             copies.copied(wanted)

@@ -7,7 +7,6 @@ import pytest
 from click.testing import CliRunner, Result
 from tests.chaos.members import until
 from tests.client.fake_cluster import FakeCluster
-from tests.stock_broker import stock_broker
 
 from lanemq.cli.main import main
 from lanemq.client.admin import key_progress
@@ -18,6 +17,7 @@ from lanemq.client.consumer.app import App
 from lanemq.client.message import Message
 from lanemq.client.producer.producer import Producer
 from lanemq.core.consuming.retry_policy import HoldKey
+from lanemq.testing.stock_broker import stock_broker
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.route_bodies import KVTable, TopicList
 

@@ -101,7 +101,7 @@ class OffsetHandler:
         use_groups(self._parts, peer, request, (group,))
         body = LaneProgress.of_request(request.body) if request.body and not stock else None
         finished = None if body is None else self._finished(body.lane_finished, queue, offset)
-        finished = self._charged(peer, request, progress, finished)
+        finished = self._charged(peer, request, progress, finished, 0 if body is None else len(body.lane_finished))
         seen = None if body is None or self._parts.queue_log.has_records else body.lane_seen
         outcome = progress.commit(offset, kind=kind_of(verdict, stock=stock), finished=finished, seen=seen)
         if finished is not None:
@@ -156,7 +156,7 @@ class OffsetHandler:
         self._parts.row_thread.submit_rows(state, lambda: state.save_group(group, settings.encode().decode()), saved)
 
     def _charged(
-        self, peer: Peer, request: Command, progress: QueueProgress, finished: FinishedRanges | None
+        self, peer: Peer, request: Command, progress: QueueProgress, finished: FinishedRanges | None, chars: int
     ) -> FinishedRanges | None:
         """Charge what the commit adds; returns the finished ranges, none if there are too many of them.
 
@@ -168,7 +168,7 @@ class OffsetHandler:
             charges.must_grow(Quota.OFFSETS, peer, request, group, OFFSET_BYTES)
         if finished is None or progress.reset is not ResetState.NONE:
             return finished  # while a reset is pending, a commit with finished ranges is ignored
-        more = len(request.body) - len(progress.finished)
+        more = chars - len(progress.finished)
         if more > 0 and charges.grow(Quota.OFFSETS, peer, request, group, more) is not None:
             return FinishedRanges()
         return finished

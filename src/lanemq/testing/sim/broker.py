@@ -8,7 +8,7 @@ import queue
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from lanemq.broker.app import Broker, Threads
 from lanemq.broker.config import BrokerOptions
@@ -99,15 +99,10 @@ class SimServer(Server):
         dispatcher: Dispatcher,
         host: Host,
         network: Network,
-        context: BrokerContext,
+        **more: Any,
     ) -> None:
         # Virtual time stands still while requests are handled, so no slice ends early.
-        super().__init__(
-            dispatcher,
-            reads=context.group_commit,
-            outbox=context.outbox,
-            nanoseconds=lambda: 0,
-        )
+        super().__init__(dispatcher, nanoseconds=lambda: 0, **more)
         self._host = host
         self._network = network
 
@@ -157,7 +152,8 @@ class SimBroker(Broker):
         return DescriptorReserve(wanted=wanted, files=lambda: store.open_files, limit=lambda: 2**31)
 
     def _new_server(self, parts: BrokerContext, connections: Connections) -> Server:
-        return SimServer(connections, self._host, self._machine.network, parts)
+        more = {"reads": parts.group_commit, "outbox": parts.outbox}
+        return SimServer(connections, self._host, self._machine.network, **more)
 
     def _open_history(self) -> Recording:
         alive = self._machine.histories.last_of("broker")

@@ -76,7 +76,7 @@ class ProducerProgram:
 
     async def _send(self, producer: AsyncProducer, process: str) -> None:
         """Sends a few messages in one of three ways; after a failure the program resumes."""
-        topic = ORDERS if self._random.random() < 0.7 else AUDIT
+        topic = self._topic()
         count = self._random.choice((1, 1, 2, 5, 12))
         messages = [self._message(process) for _ in range(count)]
         send = self._random.choice((self._one_by_one, self._pipelined, self._many))
@@ -89,6 +89,9 @@ class ProducerProgram:
                 await producer.resume(topic)
             return
         self._world.trace.count("repeat dropped by its stamp", sum(receipt.repeat for receipt in receipts))
+
+    def _topic(self) -> str:
+        return ORDERS if self._random.random() < 0.7 else AUDIT
 
     def _message(self, process: str) -> Outgoing:
         self.sent += 1

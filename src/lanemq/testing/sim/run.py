@@ -47,7 +47,7 @@ def run_seed(seed: int, listen: Callable[[str], None] | None = None) -> Result:
 
 def run_plan(plan: Plan, listen: Callable[[str], None] | None = None) -> Result:
     """As `run_seed`, for a given plan."""
-    with _quiet_collector():
+    with quiet_collector():
         return _run_in_memory(plan, listen)
 
 
@@ -56,7 +56,7 @@ def _run_in_memory(plan: Plan, listen: Callable[[str], None] | None) -> Result:
         folder = Path(name)
         (folder / "data").mkdir()
         world = World(plan, folder / "data", listen)
-        with _own_identity(world), _errors_as_problems(world):
+        with own_identity(world), errors_as_problems(world):
             Simulation(world).run()
         problems = [*world.problems, *checked(world, folder / "history")]
     trace = world.trace
@@ -90,7 +90,7 @@ class Simulation:
         except Exception as error:  # noqa: BLE001 - any error is a failure of the seed
             self.world.problem(f"the run ended with {error!r}")
         finally:
-            self._clean_up(loop)
+            clean_up(self.world)
 
     async def _limited(self) -> None:
         async with asyncio.timeout(MAX_SECONDS):
@@ -182,21 +182,22 @@ class Simulation:
             for table in self.tables.values():
                 table.forget(line["topic"], broker.log_end)
 
-    def _clean_up(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Ends what a failed run has left, so that it does not disturb the next one."""
-        world = self.world
-        if world.broker.up:
-            world.broker.kill()
-        for host in world.hosts.values():
-            world.loop.end(host)
-        tasks = asyncio.all_tasks(loop)
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            loop.run_until_complete(asyncio.wait(tasks))
-        loop.run_until_complete(asyncio.sleep(0.001))
-        loop.close()
-        asyncio.set_event_loop(None)
+
+def clean_up(world: World) -> None:
+    """Ends what a failed run has left, so that it does not disturb the next one."""
+    loop = world.loop
+    if world.broker.up:
+        world.broker.kill()
+    for host in world.hosts.values():
+        world.loop.end(host)
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        loop.run_until_complete(asyncio.wait(tasks))
+    loop.run_until_complete(asyncio.sleep(0.001))
+    loop.close()
+    asyncio.set_event_loop(None)
 
 
 def _memory() -> str | None:
@@ -205,7 +206,7 @@ def _memory() -> str | None:
 
 
 @contextlib.contextmanager
-def _quiet_collector() -> Iterator[None]:
+def quiet_collector() -> Iterator[None]:
     """Turns garbage collection off: it would end unreachable objects at a time that does not follow from the seed.
 
     Afterwards the objects of the run are collected, and only those: walking all others would take as long as the run.
@@ -223,7 +224,7 @@ def _quiet_collector() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _own_identity(world: World) -> Iterator[None]:
+def own_identity(world: World) -> Iterator[None]:
     before = identity.origin
     identity.origin = SeededOrigin(world.random("identity"))
     try:
@@ -233,7 +234,7 @@ def _own_identity(world: World) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _errors_as_problems(world: World) -> Iterator[None]:
+def errors_as_problems(world: World) -> Iterator[None]:
     """Turns logged errors into problems of the run; nothing is printed."""
     logger, handler = logging.getLogger("lanemq"), ProblemLog(world)
     before = logger.level, logger.propagate

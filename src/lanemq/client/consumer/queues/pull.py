@@ -81,10 +81,12 @@ class Puller:
         assigned.puller = self._tasks.create_task(self._run(assigned))
 
     def restart_at(self, assigned: AssignedQueue, offset: QueueOffset) -> None:
-        """Continues at another offset: an operator reset the group."""
+        """Continues at another offset: an operator reset the group. A queue that is given up leaves that to its next
+        owner: its lanes must not start again while it leaves."""
+        if assigned.puller is None:
+            return
         assigned.moving = offset
-        if assigned.puller is not None:
-            assigned.puller.cancel()
+        assigned.puller.cancel()
         self.start(assigned)
 
     async def _run(self, assigned: AssignedQueue) -> None:

@@ -6,11 +6,12 @@ It announces no features, refuses LaneMQ's requests, and finds no keys. It passe
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
-from unittest.mock import patch
 
+from lanemq.broker import app
 from lanemq.broker.config import BrokerOptions
 from lanemq.broker.dispatch import Dispatch, Handler, answer_code
 from lanemq.broker.handlers import routes
+from lanemq.core.brokering.dedup import Fresh, ProducerTable
 from lanemq.net.peer import Peer
 from lanemq.testing.embedded import EmbeddedBroker
 from lanemq.wire.codes import RequestCode, ResponseCode
@@ -36,11 +37,34 @@ def _finds_nothing(peer: Peer, request: Command) -> None:
 
 
 @contextlib.contextmanager
+def _replaced(owner: Any, **values: object) -> Iterator[None]:
+    """Replaces attributes of a module or class for a while."""
+    before = {name: getattr(owner, name) for name in values}
+    for name, value in values.items():
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(owner, name, value)
+
+
+@contextlib.contextmanager
+def stock_rules() -> Iterator[None]:
+    """Makes every broker that starts in this process one that looks like Apache's."""
+    features = dict.fromkeys(("FEATURE_LEASES", "FEATURE_STAMPS", "FEATURE_PARKING"), 0)
+    with _replaced(routes, **features), _replaced(app, Dispatch=_StockDispatch):
+        yield
+
+
+@contextlib.contextmanager
+def stores_repeats() -> Iterator[None]:
+    """Makes brokers store every message that arrives, as Apache's do."""
+    with _replaced(ProducerTable, judge=lambda *_: Fresh(), record=lambda *_, **__: None):
+        yield
+
+
+@contextlib.contextmanager
 def stock_broker(options: BrokerOptions | None = None) -> Iterator[EmbeddedBroker]:
-    features = {name: 0 for name in ("FEATURE_LEASES", "FEATURE_STAMPS", "FEATURE_PARKING")}
-    with (
-        patch.multiple(routes, **features),
-        patch("lanemq.broker.app.Dispatch", _StockDispatch),
-        EmbeddedBroker(options) as running,
-    ):
+    with stock_rules(), EmbeddedBroker(options) as running:
         yield running

@@ -1,0 +1,78 @@
+"""The second shape: message brokers without rules, beside a coordinator. Seeds pass; without a guard, one fails."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from lanemq.client.consumer.queues import read_log
+from lanemq.client.consumer.queues.pull import Puller
+from lanemq.testing.sim.coordinated.run import coordinated_plan, run_plan, run_seed
+from lanemq.testing.sim.judge import Result
+
+Patch = Callable[[object, str, Any], None]
+BUSY = {
+    "members": 3,
+    "slow": 0.08,
+    "keys": 6,
+    "messages": 60,
+    "calm_ms": 500,
+    "producers": 3,
+    "window": 4,
+    "failing": 0.02,
+}
+
+
+def busy(seed: int, *faults: str) -> Result:
+    return run_plan(replace(coordinated_plan(seed), faults=faults, **BUSY))
+
+
+def passed(result: Result) -> bool:
+    replay = f"python -m lanemq.testing.sim --coordinated --seed {result.seed} --verbose"
+    assert result.passed, "\n".join([*result.last_lines[-20:], *result.problems, replay])
+    return True
+
+
+@pytest.mark.parametrize("seed", [0, 1, 17])
+def test_seeds_pass(seed: int) -> None:
+    """In 17 an owner reports while the operator compares its log: nothing of it may be dropped."""
+    assert passed(run_seed(seed))
+
+
+def test_a_reset_reaches_an_owner_that_gives_the_queue_up() -> None:
+    assert passed(busy(33, "log truncated", "answer lost", "answer lost", "member killed"))
+
+
+def no_comparison(patch: Patch) -> None:
+    """Members do not compare what the group has read with the log."""
+    patch(read_log, "differs", lambda *_: None)
+
+
+def no_stamps(patch: Patch) -> None:
+    """Members do not leave repeats out."""
+    patch(Puller, "_drops_repeats", False)
+
+
+@dataclass(frozen=True)
+class Case:
+    remove: Callable[[Patch], None]
+    seed: int
+    faults: tuple[str, ...]
+    shown_by: str
+
+
+CASES = (
+    Case(no_comparison, 8, ("log truncated", "log truncated", "member killed"), "was lost"),
+    Case(no_stamps, 1, ("answer lost", "answer lost", "connection cut", "broker killed"), "delivered twice"),
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.remove.__name__)
+def test_without_the_guard_a_seed_fails_and_with_it_the_same_seed_passes(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert passed(busy(case.seed, *case.faults))
+    case.remove(monkeypatch.setattr)
+    result = busy(case.seed, *case.faults)
+    assert any(case.shown_by in problem for problem in result.problems)
