@@ -12,7 +12,7 @@ from tests.broker.raw_client import RawClient
 
 from lanemq.cli.errors import CliError
 from lanemq.cli.main import main
-from lanemq.cli.server import broker as command
+from lanemq.cli.server import serving
 
 USERS = '[[user]]\naccess_key = "{name}"\nsecret_key = "secret-of-a-test"\nadmin = true\n'
 
@@ -50,7 +50,7 @@ def test_sighup_is_ignored_while_a_broker_starts(tmp_path: Path, monkeypatch: py
         raise CliError("enough")
 
     before = signal.getsignal(signal.SIGHUP)
-    monkeypatch.setattr(command, "check_start", starting)
+    monkeypatch.setattr(serving, "check_start", starting)
     assert "enough" in CliRunner().invoke(main, ["broker", "--data", str(tmp_path / "d")]).output
     assert seen == [signal.SIG_IGN]
     assert signal.getsignal(signal.SIGHUP) == before

@@ -74,7 +74,7 @@ class Scene:
             client.channel.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def running_front(lanemq_session_broker: EmbeddedBroker) -> Iterator[RunningFront]:
     front = RunningFront(lanemq_session_broker.address)
     yield front

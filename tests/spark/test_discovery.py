@@ -62,7 +62,7 @@ def test_an_application_that_does_not_use_the_format_imports_nothing_of_lanemq()
 def test_a_package_that_the_format_needs_is_named_when_a_query_uses_it() -> None:
     code = "import sys, pyspark_lanemq; sys.modules['pyarrow'] = None; pyspark_lanemq.DefaultSource(options={})"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "lanemq.spark needs pyarrow: install LaneMQ with its extra" in run.stderr
+    assert "lanemq.spark needs pyarrow: install what the extra `spark` has" in run.stderr
 
 
 def test_the_source_is_registered_with_a_session_of_spark_connect() -> None:

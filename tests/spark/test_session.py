@@ -13,7 +13,7 @@ from lanemq.spark.session import python_mismatch
 def test_a_missing_package_is_named_with_the_pip_command(module: str) -> None:
     code = f"import sys; sys.modules[{module!r}] = None; from lanemq.spark import register"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert f"lanemq.spark needs {module}: install LaneMQ with its extra" in run.stderr
+    assert f"lanemq.spark needs {module}: install what the extra `spark` has" in run.stderr
 
 
 def test_workers_with_another_python_are_warned_about(tmp_path: Path) -> None:

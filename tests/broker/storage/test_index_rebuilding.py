@@ -109,7 +109,7 @@ def test_control_unknown_taken_for_none_is_a_lag_of_zero_seconds(
     waiting: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def without_the_rule(one: figures.Lag, other: figures.Lag) -> figures.Lag:
-        return figures.Lag(one.messages + other.messages, max(one.seconds or 0, other.seconds or 0))
+        return figures.Lag(one.messages + other.messages, max(one.seconds or 0, other.seconds or 0), 0.0)
 
     monkeypatch.setattr(figures, "_both", without_the_rule)
     raw = waiting.connect()

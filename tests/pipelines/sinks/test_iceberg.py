@@ -162,7 +162,7 @@ def test_wrong_options_are_refused_before_anything_is_made(options: dict[str, An
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "lanemq.pipelines.sinks.iceberg_table", None)
     monkeypatch.delattr("lanemq.pipelines.sinks.iceberg_table")
-    with pytest.raises(InvalidOption, match=r"needs pyiceberg: .*\[iceberg\]"):
+    with pytest.raises(InvalidOption, match=r"needs pyiceberg: install what the extra `iceberg` has"):
         opened(tmp_path)
 
 

@@ -91,6 +91,7 @@ class AsyncAdmin(AsyncAdminClient[Admin]):
     committed = on_thread(Admin.committed)
     progress = on_thread(Admin.progress)
     commit = on_thread(Admin.commit)
+    report = on_thread(Admin.report)
     reset_offsets = on_thread(Admin.reset_offsets)
     groups = on_thread(Admin.groups)
     describe_group = on_thread(Admin.describe_group)
