@@ -13,8 +13,8 @@ Why the next owner may skip these offsets while every key still runs in order:
    repeat an earlier message of a key and skip a later one.
 4. An owner adds to the ranges it was given, which preserves 2, and reports them together with the offset they belong
    to. Otherwise they are forgotten as a whole: after a reset, or when an owner does not know them.
-5. A message that the owner's tags leave out is finished once it is passed. An owner with more tags would otherwise run
-   it after newer messages of its key.
+5. A message that the owner's tags leave out is finished once a later one has arrived. An owner with more tags would
+   otherwise run it after newer messages of its key.
 
 The text form is the distances from bound to bound, starting at the committed offset. Each is at least 1, so ranges that
 overlap, run backwards or touch the offset cannot be written.

@@ -3,7 +3,7 @@
 The order says what a lane is: the whole queue, the messages of a key, or, without order, every batch for itself.
 
 Messages of different lanes finish out of offset order. The queue therefore remembers the unfinished offsets. The first
-of them is the committable one, and everything else below the next pull is finished.
+of them is the committable one, and everything else before the last message that arrived is finished.
 
 Invariant: a lane is in exactly one place: in `ready`, running (`run` is set), on a timer, or set aside (`lanes_aside`).
 In `ready`, and while it runs, a run may stand for a lane that has nothing else.
@@ -84,6 +84,9 @@ class LaneQueue(RunPermit, Generic[M]):
         # A queue that is one lane has none.
         self._ranges = NOTHING_FINISHED if order is Order.QUEUE else finished
         self._next = self._ranges.past(start)
+        # Behind the last message that arrived. What a filter left out before it is finished; behind it, nothing was
+        # overtaken, and a next owner with more tags runs it.
+        self._received = start
         self._unfinished = UnfinishedOffsets()
         self._keeps_newest = keeps_newest
         self.newest_finished: M | None = None
@@ -123,10 +126,11 @@ class LaneQueue(RunPermit, Generic[M]):
         has none."""
         if self.order is Order.QUEUE:
             return NOTHING_FINISHED
-        later, pulled = self._ranges.above(self._next), self._next - self.committable
-        if pulled == len(self._unfinished):
+        first, end = self.committable, self._received
+        later = self._ranges.above(max(first, end - 1))
+        if first >= end or end - first == len(self._unfinished):
             return later
-        return FinishedRanges.between(self._unfinished.offsets(), self._next).joined(later)
+        return FinishedRanges.between(self._unfinished.offsets(), end).joined(later)
 
     def progress(self) -> MemberProgress:
         return MemberProgress(self.committable, self.finished_ranges())
@@ -138,6 +142,8 @@ class LaneQueue(RunPermit, Generic[M]):
         if self._ranges.bounds:
             messages, next_offset = self._left_to_do(messages, next_offset)
         self._unfinished.add(messages)
+        if messages:
+            self._received = QueueOffset(messages[-1].queue_offset + 1)
         self._next = max(self._next, next_offset)
         if self.order is Order.NONE:
             self.ready.extend(cut_runs(messages, self._options.batch_size, self.queue, self))
