@@ -15,7 +15,7 @@ def broker(address: str) -> int:
     return int(found["brokerDatas"][0]["brokerAddrs"]["0"].rpartition(":")[2])
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def coordinator(address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorNode]:
     node = CoordinatorNode(address, tmp_path_factory.mktemp("coordinator"))
     node.start()

@@ -42,8 +42,8 @@ def coordinated(plan: ClusterPlan, folder: Path) -> Iterator[tuple[Run, Coordina
     """A cluster with an ordered topic, and a coordinator that has the group and writes a history."""
     with running(plan, folder) as run:
         coordinator = CoordinatorNode(run.cluster.address, folder, run.history)
-        coordinator.start()
         try:
+            coordinator.start()
             run.create_topic("--ordered")
             coordinate(run.cluster.address, GROUP)
             yield run, coordinator

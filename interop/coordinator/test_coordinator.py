@@ -117,6 +117,7 @@ def test_a_java_member_of_a_coordinated_group_gets_nothing(
         pytest.skip(str(reason))
     wanted = 20
     with contextlib.closing(client), member(address, group, topic, tmp_path / "notes"):
+        all_handled(tmp_path / "notes", wanted)  # from now on the coordinator has Apache's lock of every queue
         for orderly in (True, False):
             stock = client.member(group, topic, Listening(orderly=orderly), own_process=False)
             with Producer(address) as producer:

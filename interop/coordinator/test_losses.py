@@ -20,7 +20,7 @@ from interop.maven import UnavailableError, server_classpath
 from interop.ports import eventually
 from lanemq.client.admin.admin import Admin
 
-TRIALS = int(os.environ.get("LANEMQ_COORDINATOR_TRIALS", "4"))
+TRIALS = int(os.environ.get("LANEMQ_LOSS_TRIALS", "4"))
 KILLED_SECONDS, FROZEN_SECONDS = 1.5, 7.0
 AWAY_SECONDS = 5.0
 SWITCH_SECONDS = 120.0
@@ -98,7 +98,7 @@ def new_master(run: Run, old: Node) -> None:
 def first_acked(run: Run, since: float) -> float:
     """When the first message was stored since a time."""
     run.wait_for("acked", 20, since=since)
-    return min(note["t"] for note in run.notes(run.producers) if note["e"] == "acked" and note["t"] > since)
+    return float(min(note["t"] for note in run.notes(run.producers) if note["e"] == "acked" and note["t"] > since))
 
 
 def shown(times: list[float]) -> str:

@@ -118,9 +118,7 @@ class Coordinator:
             if self._monitor is not None:
                 undo.callback(self._monitor.close)
             folder = self.options.data
-            folder.mkdir(mode=0o750, parents=True, exist_ok=True)
-            undo.callback(self._lock_folder().close)
-            is_new = _own_folder(folder)
+            is_new = self._own_folder(undo)
             pool = ConnectionPool(security=self.options.security, clock=self._clock)
             undo.callback(pool.close)
             link = ClusterLink(self.options.cluster, pool)
@@ -233,6 +231,17 @@ class Coordinator:
         history = open_history(folder, process, now, role="broker", machine=machine_of(self._clock))
         return Recording(history, process, alive)
 
+    def _own_folder(self, undo: contextlib.ExitStack) -> bool:
+        """Lock the data folder; whether it is new. Refuses what is not that of a coordinator."""
+        folder = self.options.data
+        folder.mkdir(mode=0o750, parents=True, exist_ok=True)
+        undo.callback(self._lock_folder().close)
+        refuse_backup(folder)
+        is_new = not (folder / STATE_FILE).exists()
+        if not is_new and coordinator_in(folder) is None:
+            raise UsageError(f"{folder} is not the data folder of a coordinator: give it a folder of its own")
+        return is_new
+
     # what a simulation replaces
 
     def _lock_folder(self) -> DataLock:
@@ -248,9 +257,10 @@ class Coordinator:
         return Listener(self.options.listen)
 
     def _new_server(self, connections: Connections, parts: GroupContext) -> Server:
+        total = DescriptorReserve(wanted=ConnectionLimits().total, files=lambda: FILES).connections()
         return Server(
             connections,
-            limits=ConnectionLimits(_most_connections(), signed=self.options.users is not None),
+            limits=ConnectionLimits(total, signed=self.options.users is not None),
             refusals=parts.counters.refusals,
             joining=parts.counters.joining,
             tls_detector=parts.tls,
@@ -374,15 +384,6 @@ def _identity(state: State, cluster: str, clock: Clock, *, is_new: bool) -> Iden
     return Identity(name, known)
 
 
-def _own_folder(folder: Path) -> bool:
-    """Whether the data folder is new. Refuses what is not that of a coordinator."""
-    refuse_backup(folder)
-    is_new = not (folder / STATE_FILE).exists()
-    if not is_new and coordinator_in(folder) is None:
-        raise UsageError(f"{folder} is not the data folder of a coordinator: give it a folder of its own")
-    return is_new
-
-
 async def _reached(link: ClusterLink) -> ClusterInfo:
     try:
         return await link.info()
@@ -390,10 +391,6 @@ async def _reached(link: ClusterLink) -> ClusterInfo:
         raise UsageError(
             f"the cluster cannot be reached: {error}; start its name servers, or correct --cluster"
         ) from error
-
-
-def _most_connections() -> int:
-    return DescriptorReserve(wanted=ConnectionLimits().total, files=lambda: FILES).connections()
 
 
 def _no_topic(position: int) -> str:

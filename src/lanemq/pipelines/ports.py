@@ -124,7 +124,7 @@ class Runs:
     def with_next(self, epoch: int) -> "Runs":
         return Runs((*self.epochs, epoch)[-MAX_RUNS:])
 
-    def know(self, epoch: int) -> bool:
+    def includes(self, epoch: int) -> bool:
         """Whether the epoch belongs to this checkpoint. Epochs without a mark are older than marks are."""
         return epoch in self.epochs or start_of(epoch) == epoch or start_of(epoch) < start_of(self.epochs[0])
 

@@ -247,7 +247,7 @@ def test_a_traced_run_gives_its_batches_to_opentelemetry(
         monkeypatch.setitem(sys.modules, "opentelemetry", None)
     shown = run("pipeline", "run", str(place.file), "--trace")
     assert [callable(each) for each in given] == ([True] if there else [])
-    assert ("[otel]" in shown.stderr) is not there
+    assert ("extra `otel`" in shown.stderr) is not there
 
 
 def test_ctrl_c_while_spark_starts_is_one_line(run: Run, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

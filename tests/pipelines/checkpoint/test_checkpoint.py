@@ -194,7 +194,11 @@ def test_each_copy_of_a_checkpoint_recognises_only_its_own_epochs(tmp_path: Path
     one, two = Checkpoint(tmp_path / "one", "orders"), Checkpoint(tmp_path / "two", "orders")
     assert (start_of(one.epoch), start_of(two.epoch)) == (2, 2)
     assert one.runs.epochs[0] == two.runs.epochs[0]
-    assert (one.runs.know(one.epoch), one.runs.know(two.epoch), two.runs.know(one.epoch)) == (True, False, False)
+    assert (one.runs.includes(one.epoch), one.runs.includes(two.epoch), two.runs.includes(one.epoch)) == (
+        True,
+        False,
+        False,
+    )
     one.close()
     two.close()
 
@@ -205,11 +209,11 @@ def test_epochs_older_than_the_remembered_ones_are_accepted(tmp_path: Path) -> N
         runs = runs.with_next(epoch_of_start(start, start))
     assert len(runs.epochs) == MAX_RUNS
     assert read_runs(runs.text()) == runs
-    assert runs.know(epoch_of_start(5, 99))
-    assert runs.know(7)
-    assert not runs.know(epoch_of_start(MAX_RUNS, 99))
+    assert runs.includes(epoch_of_start(5, 99))
+    assert runs.includes(7)
+    assert not runs.includes(epoch_of_start(MAX_RUNS, 99))
     Checkpoint(tmp_path, "orders").close()
     (tmp_path / "lanemq" / "epoch").write_text("7")
     after = Checkpoint(tmp_path, "orders")
-    assert (start_of(after.epoch), after.runs.know(6), after.runs.know(7)) == (8, True, True)
+    assert (start_of(after.epoch), after.runs.includes(6), after.runs.includes(7)) == (8, True, True)
     after.close()

@@ -58,7 +58,7 @@ def known_runs(own_folder: StorePath) -> list[int]:
     return [int(each.name) for each in (own_folder / _RUNNING).glob("*") if each.name.isdecimal()]
 
 
-def shut_out(own_folder: StorePath) -> None:
+def fence_all(own_folder: StorePath) -> None:
     """Let no run that has taken over so far write fenced files. A later one may."""
     running = own_folder / _RUNNING
     for epoch in known_runs(own_folder):

@@ -113,7 +113,7 @@ class LedgerEntry:
 
     def check_opener(self, terms: Terms) -> None:
         """`SinkFenced` if the run that opens the sink may not use it."""
-        if self.epoch is not None and terms.runs is not None and not terms.runs.know(self.epoch):
+        if self.epoch is not None and terms.runs is not None and not terms.runs.includes(self.epoch):
             raise SinkFenced(
                 f"the sink belongs to run {run_name(self.epoch)} of another copy of pipeline {terms.query}'s "
                 f"checkpoint: continue with that copy only, or begin with an empty checkpoint and an empty sink"

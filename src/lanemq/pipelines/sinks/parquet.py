@@ -32,7 +32,7 @@ from pyspark.sql.types import StructType
 
 from lanemq.files import Output, StorePath, is_address, locate, move, sync, write_durably
 from lanemq.model.errors import InvalidOption, SinkFenced
-from lanemq.pipelines.checkpoint.fencing import known_runs, read_fenced_json, shut_out, take_over, write_as
+from lanemq.pipelines.checkpoint.fencing import fence_all, known_runs, read_fenced_json, take_over, write_as
 from lanemq.pipelines.parquet_encoding import dictionary_columns
 from lanemq.pipelines.ports import Append, Batch, FileRows, Merge, Rows
 from lanemq.pipelines.sinks.exact_sink import ExactSink, LedgerEntry, Terms, owner_mark, shard_tables, shards
@@ -193,7 +193,7 @@ class ParquetSink(ExactSink):
             return
         write_durably(self._owner_file(terms), terms.query.encode())
         if former is not None:
-            shut_out(self._of_query(former))
+            fence_all(self._of_query(former))
 
     def _owner_query(self, terms: Terms) -> str | None:
         if not terms.pipeline:

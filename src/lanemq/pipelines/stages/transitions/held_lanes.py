@@ -203,12 +203,12 @@ class HeldLanes:
         """
         queue, failures = self._take_all(name)
         failures = 0 if redriven else failures
-        leap = redriven
+        skip_gap = redriven
         while queue:
             if not failures:
                 self._queue_due_timer(name, queue)
-            message = self._pop_next(name, queue, leap=leap)
-            leap = leap and message.timer is not None
+            message = self._pop_next(name, queue, skip_gap=skip_gap)
+            skip_gap = skip_gap and message.timer is not None
             if self._try(name, message, failures):
                 failures = 0
                 continue
@@ -252,11 +252,11 @@ class HeldLanes:
             self._settle_redriven(name, message)
         return True
 
-    def _pop_next(self, name: str, queue: Queued, *, leap: bool) -> WaitingMessage:
-        """The head of the queue; `leap` makes missing numbers before it count as missed."""
+    def _pop_next(self, name: str, queue: Queued, *, skip_gap: bool) -> WaitingMessage:
+        """The head of the queue; `skip_gap` makes missing numbers before it count as missed."""
         lane = self._table.loaded[name]
         message, number = queue.pop(0)
-        if leap and number is not None and not lane.is_past(number):
+        if skip_gap and number is not None and not lane.is_past(number):
             lane.advance_to(number, self._rules.first_number)
             lane.number = number - 1
         return message

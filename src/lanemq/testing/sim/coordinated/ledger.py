@@ -10,7 +10,7 @@ from lanemq.testing.sim.effects import is_as_sent
 from lanemq.testing.sim.world import World
 
 
-class StoredMessage(NamedTuple):
+class LoggedMessage(NamedTuple):
     key: str
     id: str
 
@@ -47,7 +47,7 @@ class Ledger:
         if before.offset != message.queue_offset and before.truncations == self.truncations:
             self._world.problem(f"{message.message_id} was stored twice in {queue}, and delivered twice")
 
-    def judge(self, log: Mapping[MessageQueue, Iterable[StoredMessage]]) -> None:
+    def judge(self, log: Mapping[MessageQueue, Iterable[LoggedMessage]]) -> None:
         """Every message that is in the log was handled, and the first time in the order of its key."""
         for queue, messages in log.items():
             last: dict[str, _Written] = {}

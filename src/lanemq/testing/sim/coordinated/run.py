@@ -19,7 +19,7 @@ from lanemq.model.queue import MessageQueue
 from lanemq.net.address import Address
 from lanemq.net.connection import open_connection
 from lanemq.testing.sim.consumers import ConsumerProgram
-from lanemq.testing.sim.coordinated.ledger import Ledger, StoredMessage
+from lanemq.testing.sim.coordinated.ledger import Ledger, LoggedMessage
 from lanemq.testing.sim.coordinated.machine import COORDINATOR, COORDINATOR_ADDRESS, CoordinatorMachine
 from lanemq.testing.sim.histories import SimHistory
 from lanemq.testing.sim.host import Host
@@ -68,7 +68,7 @@ def run_plan(plan: Plan, listen: Callable[[str], None] | None = None) -> Result:
     return Result(plan.seed, world.problems, trace.digest(), world.loop.time(), dict(trace.seen), list(trace.last))
 
 
-class Member(ConsumerProgram):
+class OrdersMember(ConsumerProgram):
     """A member of the coordinated group. A failure holds its key."""
 
     group = GROUP
@@ -106,8 +106,8 @@ class CoordinatedRun:
         self.ledger = Ledger(world)
         table: Any = self.ledger
         self.producers = [OrdersProducer(world, f"p{n}") for n in range(plan.producers)]
-        self.members = [Member(world, f"c{n}", table) for n in range(plan.members)]
-        self.programs: list[OrdersProducer | Member] = [*self.producers, *self.members]
+        self.members = [OrdersMember(world, f"c{n}", table) for n in range(plan.members)]
+        self.programs: list[OrdersProducer | OrdersMember] = [*self.producers, *self.members]
         self._operator_host = world.new_host("clerk")
 
     def run(self) -> None:
@@ -236,20 +236,20 @@ class CoordinatedRun:
                 left.append(f"the group is at {done} of {end} in queue {number}")
         return left
 
-    async def _log(self) -> dict[MessageQueue, list[StoredMessage]]:
+    async def _log(self) -> dict[MessageQueue, list[LoggedMessage]]:
         """Ends everything, and reads the log."""
         for member in self.members:
             await member.leave()
         self.coordinator.kill()
         await self.world.broker.stop()
-        store, log = self.world.broker.open_log(), dict[MessageQueue, list[StoredMessage]]()
+        store, log = self.world.broker.open_log(), dict[MessageQueue, list[LoggedMessage]]()
         store.recover()
         for number in range(self.world.plan.orders_queues):
-            messages, (offset, end) = list[StoredMessage](), store.bounds(ORDERS, number)
+            messages, (offset, end) = list[LoggedMessage](), store.bounds(ORDERS, number)
             while offset < end:
                 result = store.read(ORDERS, number, offset, 1000, 1 << 22)
                 for properties in (RecordView(result.data, at).properties for at in record_starts(result.data)):
-                    messages.append(StoredMessage(properties["__SHARDINGKEY"], properties["UNIQ_KEY"]))
+                    messages.append(LoggedMessage(properties["__SHARDINGKEY"], properties["UNIQ_KEY"]))
                 offset = result.next_offset
             log[MessageQueue(ORDERS, BROKER, number)] = messages
         store.close()
