@@ -51,6 +51,11 @@ LEGAL = {
         "a granted a 1\na filtered 0 paid\nbroker subscribed *\np send m0 k tag=sent\np acked m0 k 0\n"
         "broker2 commit 1 epoch=1\na turn 1 j epoch=1\na end 1 j ok epoch=1"
     ),
+    "an owner with more tags leaves out what the former one had left out before a message of its own": (
+        "p send m0 k tag=sent\np acked m0 k 0\np send m1 k tag=paid\np acked m1 k 1\na granted a 1\na filtered 0 paid\n"
+        "a turn 1 k id=m1 epoch=1\na end 1 k ok epoch=1\na released a 1\nb granted b 2\nb turn 2 j epoch=2\n"
+        "b end 2 j ok epoch=2\nbroker commit 3 epoch=2"
+    ),
     "a message that a tag filter leaves out is acknowledged late": (
         "p send m0 k tag=sent\na filtered 0 paid\na turn 1 j\na end 1 j ok\na commit 0\na commit 2 asked=60\n"
         "p acked m0 k 0"

@@ -185,7 +185,7 @@ class Side:
         places = {key: seen(place) for key, place in self.lanes.items()}
         line = [seen(place) for place in self.home.ready]
         left = self.unfinished
-        offsets = left.first, len(left), left.bytes, left.finished_count, left.finished()
+        offsets = left.first, len(left), left.bytes, left.finished_count, left.offsets()
         return places, line, offsets, self.home.running
 
 

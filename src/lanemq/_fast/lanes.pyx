@@ -325,9 +325,9 @@ cdef class UnfinishedOffsets:
     def finished_count(self):
         return self._finished
 
-    def finished(self):
+    def offsets(self):
         cdef Py_ssize_t at
-        return [self._offsets[at] for at in range(self._first, self._end) if self._marks[at]]
+        return [self._offsets[at] for at in range(self._first, self._end) if not self._marks[at]]
 
     def add(self, messages):
         cdef Py_ssize_t end

@@ -167,7 +167,7 @@ class OwnershipRules:
             progress.had_unrecorded_owner(progress.committed, event.asked or event.t)
         progress.epoch, progress.owner, progress.granted_t = event.epoch, event.member, event.t
         progress.broker_until = progress.member_until = 0
-        progress.tags = None
+        progress.filter_ends()
         progress.tenure += 1
         _note_until(progress, event)
         return breach

@@ -204,6 +204,8 @@ class GroupProgress:
     """The newest epoch of which a member recorded something other than a turn."""
     tags: frozenset[str] | None = None
     """What the owner's tag filter lets through; None for everything."""
+    former_tags: dict[frozenset[str], int] = field(default_factory=dict)
+    """Tag filters of former owners, and the last message that each of them let through."""
     selection: Selection | None = None
     """What the widest filter of a member lets through, while members have different ones."""
     given_up: Selection | None = None
@@ -289,11 +291,21 @@ class GroupProgress:
         return self.unrecorded_t > 0 and (message is None or message.sent_t <= self.unrecorded_t)
 
     def leaves_out(self, offset: int) -> bool:
-        """Whether the tag filter leaves a message out, or may do so because its tag is not known."""
-        if self.tags is None:
-            return False
+        """Whether the tag filter leaves a message out, or may do so because its tag is not known, or a former owner's
+        filter may have done so."""
         message = self.queue.stored.get(offset)
-        return message is None or message.tag is None or message.tag not in self.tags
+        if message is None or message.tag is None:
+            return self.tags is not None
+        if self.tags is not None and message.tag not in self.tags:
+            return True
+        return any(message.tag not in tags and offset < last for tags, last in self.former_tags.items())
+
+    def filter_ends(self) -> None:
+        """Another owner has a filter of its own. What was left out before a message that arrived counts as finished."""
+        tags, self.tags = self.tags, None
+        if tags is not None:
+            arrived = (at for at, message in self.queue.stored.items() if message.tag in tags)
+            self.former_tags[tags] = max(arrived, default=-1)
 
     def go_back(self, offset: int, t: int) -> None:
         """In a group without leases, a member is behind the others. What is finished stays finished."""

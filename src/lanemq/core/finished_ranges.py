@@ -13,6 +13,8 @@ Why the next owner may skip these offsets while every key still runs in order:
    repeat an earlier message of a key and skip a later one.
 4. An owner adds to the ranges it was given, which preserves 2, and reports them together with the offset they belong
    to. Otherwise they are forgotten as a whole: after a reset, or when an owner does not know them.
+5. A message that the owner's tags leave out is finished once a later one has arrived. An owner with more tags would
+   otherwise run it after newer messages of its key.
 
 The text form is the distances from bound to bound, starting at the committed offset. Each is at least 1, so ranges that
 overlap, run backwards or touch the offset cannot be written.
@@ -20,9 +22,9 @@ overlap, run backwards or touch the offset cannot be written.
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Self
 
 from lanemq.model.errors import RemoteProtocolError
@@ -56,7 +58,7 @@ class FinishedRanges:
 
     @classmethod
     def of_offsets(cls, offsets: Iterable[int]) -> Self:
-        """From ascending offsets. Offsets between them, such as those of filtered messages, are not covered."""
+        """From ascending offsets."""
         bounds: list[int] = []
         for offset in offsets:
             if bounds and bounds[-1] == offset:
@@ -64,6 +66,12 @@ class FinishedRanges:
             else:
                 bounds += offset, offset + 1
         return cls(tuple(bounds))
+
+    @classmethod
+    def between(cls, offsets: Sequence[int], end: int) -> Self:
+        """What lies between ascending offsets, and from the last one to the end."""
+        gaps = [(low + 1, high) for low, high in pairwise((*offsets, end)) if low + 1 < high]
+        return cls(tuple(chain.from_iterable(gaps)))
 
     def __bool__(self) -> bool:
         return bool(self.bounds)

@@ -8,6 +8,7 @@ from tests.client.consumer.with_broker import Inbox, wait_for
 
 from lanemq.client.admin.admin import Admin
 from lanemq.client.consumer.app import App
+from lanemq.client.consumer.turns.handler import Retry
 from lanemq.client.message import Message
 from lanemq.client.producer.producer import Producer
 from lanemq.model.errors import GroupConflict
@@ -149,6 +150,31 @@ def test_a_running_handler_ends_before_the_wider_member_begins(broker: EmbeddedB
                 assert not new.items
                 may_end.set()
                 assert new.wait(1) == [("b", 2)], "the first message was finished, and its offset committed"
+
+
+def test_a_skipped_message_does_not_come_back_behind_newer_ones_of_its_key(broker: EmbeddedBroker, topic: str) -> None:
+    """Another key of the queue waits, so the committed offset is before all of them."""
+    old, new, failed = Inbox(), Inbox(), threading.Event()
+    app = App(broker.address, group=f"g-{topic}")
+
+    @app.ordered(topic, tags="a")
+    def on_event(event: int, message: Message) -> None:
+        if message.key == "waits":
+            failed.set()
+            raise Retry(after=60)
+        old.add(event)
+
+    with Producer(broker.address) as producer:
+        queue = producer.send(topic, 0, key="waits", tag="a").queue
+        key = next(key for key in map(str, range(100)) if producer.send(topic, 0, key=key, tag="z").queue == queue)
+        producer.send(topic, 1, key=key, tag="b")
+        producer.send(topic, 2, key=key, tag="a")
+        with app:
+            assert old.wait(1) == [2]
+            assert failed.wait(30)
+            with member(broker, topic, "a || b", new):
+                producer.send(topic, 3, key=key, tag="b")
+                assert set(new.wait(2)) == {("a", 0), ("b", 3)}, "the key that waited, and what was sent since"
 
 
 def test_members_of_which_neither_reads_all_of_the_other_are_refused_with_the_way_out(

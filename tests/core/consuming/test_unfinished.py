@@ -20,9 +20,9 @@ def test_only_offsets_without_an_unfinished_one_before_them_are_passed(
         offsets.finish([Msg(at, size=2) for at in part])
     unfinished = [at for at in there if at not in done]
     assert offsets.first == (unfinished[0] if unfinished else None)
-    assert offsets.finished() == sorted(at for at in done if unfinished and at > unfinished[0])
+    assert offsets.offsets() == unfinished
     assert (len(offsets), offsets.bytes) == (len(unfinished), 2 * len(unfinished))
-    assert offsets.finished_count == len(offsets.finished())
+    assert offsets.finished_count == sum(at > unfinished[0] for at in done if unfinished)
 
 
 def test_forgotten_offsets_do_not_stop_those_behind_them() -> None:
@@ -30,9 +30,9 @@ def test_forgotten_offsets_do_not_stop_those_behind_them() -> None:
     offsets.add(messages)
     offsets.finish(messages[3:7])
     offsets.forget_finished()
-    assert (offsets.first, len(offsets), offsets.finished()) == (0, 6, [])
+    assert (offsets.finished_count, offsets.offsets()) == (0, [0, 1, 2, 7, 8, 9])
     offsets.finish([messages[8], *messages[:3]])
-    assert (offsets.first, len(offsets), offsets.finished()) == (7, 2, [8])
+    assert (offsets.first, len(offsets), offsets.offsets()) == (7, 2, [7, 9])
     offsets.add([Msg(20)])
     offsets.finish([messages[7], messages[9]])
     assert (offsets.first, len(offsets), offsets.bytes) == (20, 1, 1)

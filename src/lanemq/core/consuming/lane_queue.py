@@ -2,9 +2,8 @@
 
 The order says what a lane is: the whole queue, the messages of a key, or, without order, every batch for itself.
 
-Messages of different lanes finish out of offset order. The queue therefore remembers the finished offsets above the
-first unfinished one: one by one while they are few, as ranges beyond that. The committable offset is the first
-unfinished one.
+Messages of different lanes finish out of offset order. The queue therefore remembers the unfinished offsets. The first
+of them is the committable one, and everything else before the last message that arrived is finished.
 
 Invariant: a lane is in exactly one place: in `ready`, running (`run` is set), on a timer, or set aside (`lanes_aside`).
 In `ready`, and while it runs, a run may stand for a lane that has nothing else.
@@ -39,7 +38,7 @@ from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
 
 FOLD_AT = 1_024
-"""Number of finished offsets above an unfinished one that are kept one by one, before they become ranges."""
+"""Number of finished offsets above an unfinished one that are kept until they are forgotten together."""
 REASON_CHARS = 500
 """Maximum length of an error text that is kept; some errors carry whole documents."""
 _STILL_FAILING = (Why.HELD, Why.SEND_BACK, Why.ROLLED_BACK, Why.PARKED)
@@ -82,9 +81,12 @@ class LaneQueue(RunPermit, Generic[M]):
         # has no key; without order there are only runs.
         self._lanes: dict[str | None, LaneOrRun[M]] = {}
         # What former owners finished above the first unfinished offset, treated like messages that a filter left out.
-        # `_fold` adds what this owner finished. A queue that is one lane has none.
+        # A queue that is one lane has none.
         self._ranges = NOTHING_FINISHED if order is Order.QUEUE else finished
         self._next = self._ranges.past(start)
+        # Behind the last message that arrived. What a filter left out before it is finished; behind it, nothing was
+        # overtaken, and a next owner with more tags runs it.
+        self._received = start
         self._unfinished = UnfinishedOffsets()
         self._keeps_newest = keeps_newest
         self.newest_finished: M | None = None
@@ -120,10 +122,15 @@ class LaneQueue(RunPermit, Generic[M]):
         return Cached(len(self._unfinished), self._unfinished.bytes, self._next - self.committable)
 
     def finished_ranges(self) -> FinishedRanges:
-        """Finished offsets above the committable one. A queue that is one lane has none."""
-        if self.order is Order.QUEUE or not (self._unfinished.finished_count or self._ranges):
+        """Finished offsets above the committable one, also of messages that a filter left out. A queue that is one lane
+        has none."""
+        if self.order is Order.QUEUE:
             return NOTHING_FINISHED
-        return FinishedRanges.of_offsets(self._unfinished.finished()).joined(self._ranges.above(self.committable))
+        first, end = self.committable, self._received
+        later = self._ranges.above(max(first, end - 1))
+        if first >= end or end - first == len(self._unfinished):
+            return later
+        return FinishedRanges.between(self._unfinished.offsets(), end).joined(later)
 
     def progress(self) -> MemberProgress:
         return MemberProgress(self.committable, self.finished_ranges())
@@ -135,6 +142,8 @@ class LaneQueue(RunPermit, Generic[M]):
         if self._ranges.bounds:
             messages, next_offset = self._left_to_do(messages, next_offset)
         self._unfinished.add(messages)
+        if messages:
+            self._received = QueueOffset(messages[-1].queue_offset + 1)
         self._next = max(self._next, next_offset)
         if self.order is Order.NONE:
             self.ready.extend(cut_runs(messages, self._options.batch_size, self.queue, self))
@@ -266,8 +275,8 @@ class LaneQueue(RunPermit, Generic[M]):
             self._forget_failures()
         if self.alone:
             self.alone.difference_update(map(_offset_of, done))
-        if self._unfinished.finished_count > FOLD_AT:
-            self._fold()
+        if self._unfinished.finished_count > FOLD_AT:  # a key stuck for hours must not cost memory per message
+            self._unfinished.forget_finished()
 
     def _forget_failures(self) -> None:
         """Forgets the failures of messages that are finished. Doing so for every message would cost all lanes time."""
@@ -279,11 +288,6 @@ class LaneQueue(RunPermit, Generic[M]):
             if offset in aside or (offset >= first and offset not in ranges)
         }
         self._forget_failures_at = FOLD_AT + 2 * len(self.failures)
-
-    def _fold(self) -> None:
-        """Turns finished offsets into ranges, so that a key stuck for hours does not cost memory per message."""
-        self._ranges = self.finished_ranges()
-        self._unfinished.forget_finished()
 
     # failures
 

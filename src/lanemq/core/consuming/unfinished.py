@@ -45,9 +45,9 @@ class UnfinishedOffsets:
     def finished_count(self) -> int:
         return len(self._finished)
 
-    def finished(self) -> list[int]:
-        """The finished offsets above the first unfinished one, ascending."""
-        return sorted(self._finished)
+    def offsets(self) -> list[int]:
+        """The unfinished offsets, ascending."""
+        return [offset for offset in self._offsets if offset not in self._finished]
 
     def add(self, messages: Sequence[OffsetMessage]) -> None:
         """Adds messages behind all others, in the order of their offsets."""
@@ -65,5 +65,5 @@ class UnfinishedOffsets:
 
     def forget_finished(self) -> None:
         """Forgets the finished offsets above the first unfinished one."""
-        self._offsets = deque(offset for offset in self._offsets if offset not in self._finished)
+        self._offsets = deque(self.offsets())
         self._finished = set()
