@@ -269,11 +269,14 @@ class FrontService:
         return AckMessageResponse(statuses[0] if same else Status(Code.MULTIPLE_RESULTS, "see the entries"), entries)
 
     async def _forward(self, client: GrpcClient, request: ForwardRequest) -> StatusResponse:
-        """A handler failed. Answered OK also if the handle is stale: clients repeat anything else for ever."""
+        """A handler failed. Answered OK also if the handle is stale: clients repeat anything else for ever.
+
+        Without a lease they are to repeat it, or the message would stay with a client that has given it up.
+        """
         group, topic = name_of(request.group, "group"), name_of(request.topic, "topic")
         self.access.act_for(client.user, group)
-        self.handing.fail(client, request.receipt_handle, group, topic, None)
-        return StatusResponse(OK)
+        ruling = self.handing.fail(client, request.receipt_handle, group, topic, None)
+        return StatusResponse(_NOT_NOW if ruling is Ruling.NOT_NOW else OK)
 
     async def _change_invisible(self, client: GrpcClient, request: ChangeInvisibleRequest) -> ChangeInvisibleResponse:
         """A push consumer says that its handler failed, and when to try again; another one asks for more time."""
