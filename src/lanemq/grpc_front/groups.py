@@ -131,6 +131,12 @@ class LaneMember:
         if self.recorder is not None:
             self.recorder.begin(run.messages, run)
 
+    def progressed(self, run: MessageRun, done: int) -> None:
+        """The first messages of a run in progress are done: the next report says so."""
+        run.done = done
+        with self._lanes[run.queue.topic] as lanes:
+            lanes.note_progress(run)
+
     def finish(self, run: MessageRun, outcome: Outcome, done: int = 0, error: Exception | None = None) -> Why:
         """Ends a run; what must be sent to the broker is sent on the member's thread."""
         stop = None if outcome is DONE else Stop(outcome, succeeded=done, error=error)

@@ -9,9 +9,8 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
-from lanemq.client.message import Message
 from lanemq.clock import Clock
-from lanemq.core.fronting.hand_outs import HandOut, Ruling
+from lanemq.core.fronting.hand_outs import Ruling
 from lanemq.grpc_front.access import Access
 from lanemq.grpc_front.answers import OK, CallFailed, name_of, status_of
 from lanemq.grpc_front.clients import LONG_POLL_MS, ClientTable, GrpcClient, answer_to, tags_in
@@ -32,7 +31,6 @@ from lanemq.wire.grpc.messages import (
     AckMessageResultEntry,
     ChangeInvisibleRequest,
     ChangeInvisibleResponse,
-    ClientType,
     Code,
     ForwardRequest,
     HeartbeatRequest,
@@ -228,10 +226,8 @@ class FrontService:
 
     # receiving
 
-    async def receive(
-        self, head: CallHead, client: GrpcClient, request: ReceiveMessageRequest
-    ) -> list[HandOut[Message]]:
-        """The messages for a call; empty if none came in time."""
+    async def receive(self, head: CallHead, client: GrpcClient, request: ReceiveMessageRequest) -> Receive:
+        """The call with its messages, without any if none came in time."""
         group = name_of(request.group, "group")
         topic = name_of(request.queue.topic if request.queue is not None else None, "topic")
         self.access.consume(client.user, group, topic)
@@ -241,13 +237,13 @@ class FrontService:
         kept = self._group(group)
         invisible = None if request.auto_renew else _invisible(request)
         call = Receive(
-            client, kept, topic, max(1, min(request.batch_size or 1, MAX_BATCH)), Millis(0), invisible,
+            client, kept, topic, max(1, min(request.batch_size or 1, MAX_BATCH)), invisible,
             request.attempt_id or "",
         )  # fmt: skip
-        got = await self.handing.receive(call, _patience(head, request))
-        if not got and kept.failure:
+        await self.handing.receive(call, _patience(head, request))
+        if not call.hand_outs and kept.failure:
             raise CallFailed(Code.INTERNAL_SERVER_ERROR, f"group {group!r} is not served at the moment: {kept.failure}")
-        return got
+        return call
 
     # decisions
 
@@ -279,20 +275,17 @@ class FrontService:
         return StatusResponse(_NOT_NOW if ruling is Ruling.NOT_NOW else OK)
 
     async def _change_invisible(self, client: GrpcClient, request: ChangeInvisibleRequest) -> ChangeInvisibleResponse:
-        """A push consumer says that its handler failed, and when to try again; another one asks for more time."""
+        """A push consumer says that its handler failed, and when to try again; another one asks for more time.
+
+        Its messages say which it is: after a restart of the front, clients are known by their calls only.
+        """
         group, topic = name_of(request.group, "group"), name_of(request.topic, "topic")
         self.access.act_for(client.user, group)
         asked = Millis(request.invisible_duration.ms) if request.invisible_duration is not None else Millis(0)
         if not 0 <= asked <= MAX_INVISIBLE_MS:
             raise CallFailed(Code.ILLEGAL_INVISIBLE_TIME, f"{asked} ms is no invisible duration: use up to 12 hours")
-        handle = request.receipt_handle
-        if client.type == ClientType.PUSH_CONSUMER:
-            verdict = self.handing.fail(client, handle, group, topic, asked)
-            return ChangeInvisibleResponse(_STATUS[verdict], handle)
-        decision = self.handing.change(handle, group, topic, asked)
-        if decision.hand_out is None or not decision.counts:
-            return ChangeInvisibleResponse(_STATUS[decision.verdict])
-        return ChangeInvisibleResponse(OK, decision.hand_out.handles[decision.at])
+        ruling, handle = self.handing.change(client, request.receipt_handle, group, topic, asked)
+        return ChangeInvisibleResponse(_STATUS[ruling], handle)
 
     # life
 
@@ -305,7 +298,7 @@ class FrontService:
                 self.handing.client_gone(client.id)
                 if client.group is not None:
                     self._update(client.group)
-            self.handing.tidy()
+            self.handing.tidy(self.clients.alive)
             for name, group in list(self.groups.items()):
                 group.check()
                 if group.member is not None:
@@ -364,7 +357,7 @@ class _Received:
 
     def __init__(self, service: FrontService, head: CallHead, body: bytes) -> None:
         self._service, self._head, self._body = service, head, body
-        self._got: list[HandOut[Message]] = []
+        self._receive: Receive | None = None
         self._client: GrpcClient | None = None
         self._call = 0
 
@@ -374,19 +367,19 @@ class _Received:
             self._client = client = service.caller(self._head)
             self._call = service.clients.alive.opened(client.id, self._head.connection, now=now)
             request = decode(ReceiveMessageRequest, self._body)
-            self._got = await service.receive(self._head, client, request)
+            self._receive = receive = await service.receive(self._head, client, request)
         except RemoteProtocolError as error:
             raise CallRefused("INVALID_ARGUMENT", str(error)) from None
         except (CallFailed, LaneError) as error:
             status = error.status if isinstance(error, CallFailed) else status_of(error)
             yield encode(ReceiveMessageResponse(status=status))
             return
-        yield encode(ReceiveMessageResponse(status=OK if self._got else _NOTHING))
-        for each in self._got:
+        yield encode(ReceiveMessageResponse(status=OK if receive.hand_outs else _NOTHING))
+        for each in receive.hand_outs:
             invisible = Millis(each.until - each.began)
             for at, message in enumerate(each.run.messages):
                 yield encode(ReceiveMessageResponse(message=wire_message(message, each, at, invisible)))
-        if self._got:
+        if receive.hand_outs:
             wall = Instant.of_ms(service.clock.wall())
             yield encode(ReceiveMessageResponse(delivery_timestamp=wall))
 
@@ -394,8 +387,8 @@ class _Received:
         if self._client is not None:
             now = self._service.clock.now()
             self._service.clients.alive.ended(self._client.id, self._call, broken=not complete, now=now)
-        if not complete:
-            self._service.handing.give_back(self._got)
+        if not complete and self._receive is not None:
+            self._service.handing.not_received(self._receive)
 
 
 class _Telemetry:
