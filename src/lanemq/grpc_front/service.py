@@ -153,15 +153,9 @@ class FrontService:
         return StatusResponse(OK)
 
     async def _terminate(self, client: GrpcClient, _: TerminationRequest) -> StatusResponse:
-        self._leave(client)
-        return StatusResponse(OK)
-
-    def _leave(self, client: GrpcClient) -> None:
-        """The client is not there any more: its messages are for others now."""
         self.clients.forget(client.id)
         self.handing.client_gone(client.id)
-        if client.group is not None:
-            self._update(client.group)
+        return StatusResponse(OK)
 
     async def settings_for(self, client: GrpcClient, settings: Settings) -> TelemetryCommand:
         """Notes what a client says of itself, and answers with what it is told."""
@@ -177,16 +171,32 @@ class FrontService:
             tags = {name_of(each.topic, "topic"): tags_in(each.expression) for each in subscription.subscriptions}
             for topic in tags:
                 self.access.consume(client.user, group, topic)
-            ordered = await self._subscribe(client, group, tags)
+            ordered = bool(tags) and await self._subscribe(client, group, tags, all_of_it=True)
         told = answer_to(
             settings, client.language, ordered=ordered,
             max_body_bytes=self.options.max_body_bytes, retries=self.options.retries,
         )  # fmt: skip
         return TelemetryCommand(OK, told)
 
-    async def _subscribe(self, client: GrpcClient, name: str, tags: dict[str, str]) -> bool:
-        """Notes what a consumer subscribes to; returns whether its group consumes in order."""
+    async def _subscribe(self, client: GrpcClient, name: str, tags: dict[str, str], *, all_of_it: bool = False) -> bool:
+        """Notes what a consumer subscribes to; returns whether its group consumes in order.
+
+        Nothing is noted of a request that is refused: the member of the group would try it for all clients.
+        """
         check_group(name)
+        ordered = await self._routes.ordered(tags)
+        self._check_tags(client, name, tags)
+        if self.clients.known(client.id) is not client:
+            raise CallFailed(Code.BAD_REQUEST, f"client {client.id!r} has ended")
+        group = self._group(name)
+        before = client.tags if client.group == name and not all_of_it else {}
+        client.group, client.tags = name, {**before, **tags}
+        ordered = ordered or (group.wanted is not None and group.wanted.ordered)
+        group.want(Wanted(self.clients.tags_of(name), ordered))
+        return ordered
+
+    def _check_tags(self, client: GrpcClient, name: str, tags: dict[str, str]) -> None:
+        """Raises `CallFailed` if other clients of the group read a topic with other tags."""
         others = {
             topic: theirs
             for each in self.clients.of_group(name)
@@ -200,29 +210,14 @@ class FrontService:
                     f"{wanted!r}: all members of a group use the same tags"
                 )
                 raise CallFailed(Code.ILLEGAL_FILTER_EXPRESSION, text)
-        client.group, client.tags = name, {**client.tags, **tags}
-        every = {**others, **client.tags}
-        ordered = await self._routes.ordered(every)
-        if name not in self.groups and len(self.groups) >= self.options.max_groups:
-            client.group = None
-            raise CallFailed(Code.TOO_MANY_REQUESTS, f"this front has {self.options.max_groups} groups already")
-        self._group(name).want(Wanted(every, ordered))
-        return ordered
 
     def _group(self, name: str) -> FrontGroup:
         group = self.groups.get(name)
         if group is None:
+            if len(self.groups) >= self.options.max_groups:
+                raise CallFailed(Code.TOO_MANY_REQUESTS, f"this front has {self.options.max_groups} groups already")
             group = self.groups[name] = FrontGroup(name, self.options, self.clock, self.handing.serve)
         return group
-
-    def _update(self, name: str) -> None:
-        """A client of the group has gone."""
-        group = self.groups.get(name)
-        if group is None:
-            return
-        tags = self.clients.tags_of(name)
-        wanted = group.wanted
-        group.want(Wanted(tags, wanted.ordered) if tags and wanted is not None else None)
 
     # receiving
 
@@ -293,19 +288,24 @@ class FrontService:
         """Looks after clients and groups until it is cancelled."""
         while True:
             await asyncio.sleep(TICK_SECONDS)
-            for client in self.clients.gone(now=self.clock.now()):
-                log.info("client %s is gone", client.name)
-                self.handing.client_gone(client.id)
-                if client.group is not None:
-                    self._update(client.group)
-            self.handing.tidy(self.clients.alive)
-            for name, group in list(self.groups.items()):
-                group.check()
-                if group.member is not None:
-                    group.member.now_has(self._clients_of(name))
-                if group.idle and not self.clients.of_group(name):
-                    del self.groups[name]
-                    await group.close()
+            try:
+                await self._look_after_all()
+            except Exception:
+                log.exception("the front could not look after its clients and groups; it tries again")
+
+    async def _look_after_all(self) -> None:
+        for client in self.clients.gone(now=self.clock.now()):
+            log.info("client %s is gone", client.name)
+        self.handing.tidy(self.clients.alive)
+        for name, group in list(self.groups.items()):
+            tags, wanted = self.clients.tags_of(name), group.wanted
+            group.want(Wanted(tags, wanted.ordered) if tags and wanted is not None else None)
+            group.check()
+            if group.member is not None:
+                group.member.now_has(self._clients_of(name))
+            if group.idle and not tags:
+                del self.groups[name]
+                await group.close()
 
     def _clients_of(self, group: str) -> FrontClientsBody:
         """The clients of a group, as its operators see them."""
