@@ -141,7 +141,7 @@ class FrontService:
     async def _send(self, client: GrpcClient, request: SendMessageRequest) -> SendMessageResponse:
         for topic in {name_of(message.topic, "topic") for message in request.messages}:
             self.access.send(client.user, topic)
-        return await self.sender.send(request.messages)
+        return await self.sender.send(client.id, request.messages)
 
     # clients
 
@@ -398,7 +398,6 @@ class _Telemetry:
         self._service, self._head, self._messages = service, head, messages
         self._client: GrpcClient | None = None
         self._call = 0
-        self._out: asyncio.Queue[TelemetryCommand | None] = asyncio.Queue()
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         service, now = self._service, self._service.clock.now()
@@ -408,21 +407,8 @@ class _Telemetry:
             yield encode(TelemetryCommand(failed.status))
             return
         self._call = service.clients.alive.opened(client.id, self._head.connection, now=now)
-        client.pushes.add(self._out)
-        reading = asyncio.create_task(self._read(client))
-        try:
-            while (command := await self._out.get()) is not None:
-                yield encode(command)
-        finally:
-            reading.cancel()
-            client.pushes.discard(self._out)
-
-    async def _read(self, client: GrpcClient) -> None:
-        try:
-            async for body in self._messages:
-                self._out.put_nowait(await self._answer(client, body))
-        finally:
-            self._out.put_nowait(None)
+        async for body in self._messages:  # the next one is read when the client has taken the answer
+            yield encode(await self._answer(client, body))
 
     async def _answer(self, client: GrpcClient, body: bytes) -> TelemetryCommand:
         try:
