@@ -9,11 +9,16 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
+from lanemq.cli.errors import CliError
 from lanemq.cli.main import main
+from lanemq.cli.server.supervised_front import SupervisedFront
+from lanemq.net.server_tls import ServerTls
 from lanemq.testing.processes import RunningProcess, descendants
 
 pytest.importorskip("grpc")
@@ -91,3 +96,10 @@ def test_users_on_a_network_need_tls(
     ended = CliRunner().invoke(main, [*words, "0.0.0.0:0", "--users", str(users)])
     assert ended.exit_code == 1
     assert "TLS" in ended.output
+
+
+def test_a_broker_that_asks_for_certificates_has_no_front_that_does_not(tmp_path: Path) -> None:
+    tls = ServerTls(tmp_path / "cert.pem", client_ca=tmp_path / "ca.pem")
+    options: Any = SimpleNamespace(tls=tls, users=None)
+    with pytest.raises(CliError, match="certificates"):
+        SupervisedFront("127.0.0.1:0", options)
