@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from tests.certificates import Authority
 
-from lanemq.cli.errors import CliError
 from lanemq.cli.main import main
+from lanemq.cli.options import CliError
+from lanemq.cli.server import front
 from lanemq.cli.server.supervised_front import SupervisedFront
 from lanemq.net.server_tls import ServerTls
 from lanemq.testing.processes import RunningProcess, descendants
@@ -103,3 +105,21 @@ def test_a_broker_that_asks_for_certificates_has_no_front_that_does_not(tmp_path
     options: Any = SimpleNamespace(tls=tls, users=None)
     with pytest.raises(CliError, match="certificates"):
         SupervisedFront("127.0.0.1:0", options)
+
+
+def test_files_of_secrets_that_every_user_may_read_are_warnings_at_the_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, authority: Authority
+) -> None:
+    def enough(_: object) -> None:
+        raise CliError("enough")
+
+    monkeypatch.setattr(front, "check_can_listen", enough)
+    issued, users = authority.issue("front"), tmp_path / "users.toml"
+    users.touch(0o600)
+    words = ["grpc", "--cert", str(issued.cert), "--key", str(issued.key), "--users", str(users)]
+    assert "warning" not in CliRunner().invoke(main, words).stderr
+    users.chmod(0o644)
+    issued.key.chmod(0o644)
+    warned = CliRunner().invoke(main, words).stderr
+    assert f"warning: {issued.key} holds a private key, and every user of this machine can read it: chmod 600" in warned
+    assert f"warning: {users} holds secrets and can be read by other users of this machine: chmod 600" in warned
