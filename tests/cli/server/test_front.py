@@ -20,7 +20,6 @@ from lanemq.cli.main import main
 from lanemq.cli.options import CliError
 from lanemq.cli.server import front
 from lanemq.cli.server.supervised_front import SupervisedFront
-from lanemq.net.server_tls import ServerTls
 from lanemq.testing.processes import RunningProcess, descendants
 
 pytest.importorskip("grpc")
@@ -101,8 +100,7 @@ def test_users_on_a_network_need_tls(
 
 
 def test_a_broker_that_asks_for_certificates_has_no_front_that_does_not(tmp_path: Path) -> None:
-    tls = ServerTls(tmp_path / "cert.pem", client_ca=tmp_path / "ca.pem")
-    options: Any = SimpleNamespace(tls=tls, users=None)
+    options: Any = SimpleNamespace(tls=SimpleNamespace(client_ca=tmp_path / "ca.pem"), users=None)
     with pytest.raises(CliError, match="certificates"):
         SupervisedFront("127.0.0.1:0", options)
 

@@ -82,7 +82,7 @@ class Clients:
         """The client has said that it ends."""
         self._clients.pop(client, None)
 
-    def __contains__(self, client: str) -> bool:
+    def __contains__(self, client: object) -> bool:
         return client in self._clients
 
     def __len__(self) -> int:
