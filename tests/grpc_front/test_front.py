@@ -122,6 +122,21 @@ def test_an_acknowledgement_without_a_lease_is_not_confirmed(scene: Scene) -> No
         scene.broker.heal()
 
 
+def test_a_failure_without_a_lease_is_to_be_sent_again(scene: Scene) -> None:
+    client = scene.client()
+    client.send("0")
+    got = one(client)
+    scene.broker.pause()
+    try:
+        time.sleep(1.0)
+        assert client.forward(got) == Code.HA_NOT_AVAILABLE
+    finally:
+        scene.broker.heal()
+    while client.forward(got) == Code.HA_NOT_AVAILABLE:  # as clients do, every second
+        time.sleep(0.1)
+    assert one(client).body == "0", "it did not stay with a client that had given it up"
+
+
 def test_what_a_client_that_ends_has_goes_to_another_at_once(scene: Scene) -> None:
     first, second = scene.client(), scene.client()
     first.send("0")

@@ -22,6 +22,8 @@ _CODES: tuple[tuple[type[Exception], Code], ...] = (
     (errors.TopicNotFound, Code.TOPIC_NOT_FOUND),
     (errors.MessageTooLarge, Code.MESSAGE_BODY_TOO_LARGE),
     (errors.NotAllowed, Code.FORBIDDEN),
+    (errors.BrokerBusy, Code.TOO_MANY_REQUESTS),
+    (errors.BrokerReadOnly, Code.HA_NOT_AVAILABLE),
     (errors.MissingKey, Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE),
     (errors.InvalidName, Code.ILLEGAL_TOPIC),
     (errors.UsageError, Code.BAD_REQUEST),

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import secrets
+from concurrent.futures import ThreadPoolExecutor
 
 from lanemq.client.producer.async_producer import AsyncProducer
 from lanemq.client.security import security_of
@@ -43,6 +44,8 @@ class Front:
     async def start(self) -> None:
         """Serves when it returns. Raises `OSError` if it cannot listen."""
         options, clock = self.options, self._clock
+        # Each group may wait for the end of its member: Python's own executor has 6 threads on two cores.
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(options.max_groups))
         self._producer = AsyncProducer(
             options.servers, clock=clock, group="lanemq-grpc", codec="bytes", max_body_bytes=options.max_body_bytes,
             delivery_timeout=SEND_SECONDS, timeout=SEND_SECONDS, on_queue_change="continue", history=options.history,

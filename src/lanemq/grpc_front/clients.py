@@ -4,7 +4,6 @@ Settings are hints. After a restart of the front some clients do not send theirs
 calls: a ReceiveMessage names group, topic and filter.
 """
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -27,7 +26,6 @@ from lanemq.wire.grpc.messages import (
     Publishing,
     RetryPolicy,
     Settings,
-    TelemetryCommand,
 )
 
 RECEIVE_BATCH = 32
@@ -54,8 +52,6 @@ class GrpcClient:
     tags: dict[str, str] = field(default_factory=dict)
     """What it subscribes to: tags by topic."""
     packing: Packing = field(default_factory=Packing)
-    pushes: "set[asyncio.Queue[TelemetryCommand | None]]" = field(default_factory=set)
-    """What its open telemetry calls are to send."""
 
     @property
     def name(self) -> str:

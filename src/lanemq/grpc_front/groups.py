@@ -86,6 +86,7 @@ class LaneMember:
         self._lanes: dict[str, TakingScheduler] = {}
         self._aside: dict[str, deque[MessageRun]] = {}
         """Runs of the retry topic whose messages belong to a topic that nobody has asked for since they were taken."""
+        self._ending = False
         self._policy = _policy(front, group, wanted)
         self.thread = EngineThread(self.options, without_resources(wanted.subscriptions(self._policy)), self._make)
 
@@ -116,8 +117,14 @@ class LaneMember:
 
     def _take_retry(self, topic: str) -> MessageRun | Millis | None:
         """A run of the retry topic whose message was first sent to `topic`."""
-        if self._aside.get(topic):
-            return self._aside[topic].popleft()
+        if self._ending:
+            return None
+        aside = self._aside.get(topic)
+        while aside:
+            run = aside.popleft()
+            if run.may_continue(now=self.options.clock.now()):
+                return run
+            self.put_back(run)
         while isinstance(found := self._take_from(retry_topic(self.group), 1), LaneRun):
             if found.messages[0].topic == topic:
                 return found
@@ -130,6 +137,12 @@ class LaneMember:
         self._lanes[run.queue.topic].handed_to(run, client)
         if self.recorder is not None:
             self.recorder.begin(run.messages, run)
+
+    def progressed(self, run: MessageRun, done: int) -> None:
+        """The first messages of a run in progress are done: the next report says so."""
+        run.done = done
+        with self._lanes[run.queue.topic] as lanes:
+            lanes.note_progress(run)
 
     def finish(self, run: MessageRun, outcome: Outcome, done: int = 0, error: Exception | None = None) -> Why:
         """Ends a run; what must be sent to the broker is sent on the member's thread."""
@@ -144,7 +157,11 @@ class LaneMember:
         return finished.why
 
     def _send_back(self, run: MessageRun, end: RunEnd, finished: MessageFinished) -> None:
-        engine = self.thread.engine
+        try:
+            engine = self.thread.engine
+        except LaneError as error:  # the member has ended, and the next one gets the message again
+            log.warning("a failed message of group %s was not sent back: %s", self.group, error)
+            return
         following = engine.reporter.follow(engine.subscriptions[run.queue.topic], run, end, finished)
         future: Future[MessageFinished] = asyncio.run_coroutine_threadsafe(following, self.thread.loop)
         future.add_done_callback(_log_failure)
@@ -157,6 +174,14 @@ class LaneMember:
     def put_back(self, run: MessageRun) -> None:
         """Returns a run that was taken and not handed out."""
         self._lanes[run.queue.topic].finish(run, STOPPED)
+
+    def release(self) -> None:
+        """The member will end: what waits for a client must not hold the hand-over up."""
+        self._ending = True
+        for runs in self._aside.values():
+            for run in runs:
+                self.put_back(run)
+        self._aside.clear()
 
     @property
     def alive(self) -> bool:
@@ -235,10 +260,16 @@ class FrontGroup:
             try:
                 await self._follow()
             except (LaneError, OSError) as error:
-                self.failure = str(error)
                 log.warning("group %s has no member at the moment: %s", self.name, error)
-                await asyncio.sleep(RESTART_SECONDS)
-                self._changed.set()
+                await self._try_again(error)
+            except Exception as error:
+                log.exception("the member of group %s ended by an error", self.name)
+                await self._try_again(error)
+
+    async def _try_again(self, error: Exception) -> None:
+        self.failure = str(error) or repr(error)
+        await asyncio.sleep(RESTART_SECONDS)
+        self._changed.set()
 
     async def _follow(self) -> None:
         wanted, member = self._wanted, self.member
@@ -254,6 +285,7 @@ class FrontGroup:
     async def _stop_member(self) -> None:
         member = self.member
         if member is not None:
+            member.release()
             try:
                 await asyncio.to_thread(member.thread.stop)
             finally:

@@ -6,18 +6,22 @@ group's member. A receive that finds nothing waits in a line of its topic, and i
 
 import asyncio
 import contextlib
+import logging
 from collections import deque
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 from lanemq.client.message import Message
 from lanemq.clock import Clock
-from lanemq.core.consuming.runs import DONE, FAILED, STOPPED, LaneRun, Outcome, Suspend
+from lanemq.core.consuming.runs import DONE, FAILED, STOPPED, LaneRun, Outcome, Suspend, Why
 from lanemq.core.fronting.hand_outs import Decision, HandOut, HandOuts, Ruling
 from lanemq.core.fronting.packing import travels_alone
 from lanemq.grpc_front.clients import GrpcClient
 from lanemq.grpc_front.groups import FrontGroup, LaneMember
 from lanemq.model.errors import LaneError
 from lanemq.model.units import Millis
+
+log = logging.getLogger(__name__)
 
 MessageHandOut = HandOut[Message]
 
@@ -34,8 +38,6 @@ class Receive:
     group: FrontGroup
     topic: str
     batch: int
-    until: Millis
-    """When its messages return by themselves."""
     invisible: Millis | None
     """For how long a client without renewal has the messages; None: as long as it is there."""
     attempt_id: str
@@ -60,12 +62,15 @@ class Handing:
 
     # handing out
 
-    async def receive(self, call: Receive, seconds: float) -> list[MessageHandOut]:
-        """Waits for messages; empty if none came in time."""
-        again = self.hand_outs.of_attempt(call.client.id, call.attempt_id)
-        if again:
-            return list(again)
+    async def receive(self, call: Receive, seconds: float) -> None:
+        """Waits for messages for a call; it has none if none came in time."""
         place = call.group.name, call.topic
+        again = self.hand_outs.of_attempt(call.client.id, call.attempt_id, *place, now=self._clock.now())
+        if again:
+            call.hand_outs += again
+            for each in again:
+                each.answer = call  # the answer to the first call is lost, and cannot return them any more
+            return
         line = self._waiting.setdefault(place, deque())
         line.append(call)
         self.serve(call.group)
@@ -75,12 +80,11 @@ class Handing:
         except TimeoutError:
             pass
         except asyncio.CancelledError:
-            self.give_back(call.hand_outs)
+            self.not_received(call)
             raise
         finally:
             with contextlib.suppress(ValueError):
                 line.remove(call)
-        return call.hand_outs
 
     def serve(self, group: FrontGroup) -> None:
         """Gives runs to the receives that wait for them, in the order in which they came."""
@@ -95,25 +99,26 @@ class Handing:
             if not line or group.member is None or self.draining:
                 return
             call = line.popleft()
-            wait = self._fill(group.member, call)
-            if call.hand_outs:
-                if not call.answered.done():
-                    call.answered.set_result(None)
-                continue
-            line.append(call)  # it has its share already, or there is nothing
-            if wait is not None:
-                self._look_at(group, topic, wait)
+            is_more = self._fill(group, group.member, call)
+            if not call.hand_outs:
+                line.append(call)  # it has its share already, or there is nothing
+            elif not call.answered.done():
+                call.answered.set_result(None)
+            if not is_more:
+                return
 
-    def _fill(self, member: LaneMember, call: Receive) -> Millis | None:
-        """Takes runs for a call; if there are none, returns when a held lane may run again."""
+    def _fill(self, group: FrontGroup, member: LaneMember, call: Receive) -> bool:
+        """Takes runs for a call; returns whether there may be some for other calls."""
         messages, lanes = call.batch, self._lanes_for(call)
         while lanes > 0 and messages > 0:
             run = member.take(call.topic, messages if call.invisible is not None else 1)
             if not isinstance(run, LaneRun):
-                return run
+                if run is not None:
+                    self._look_at(group, call.topic, run)
+                return False
             if travels_alone(run) and call.hand_outs:
                 member.put_back(run)
-                return None
+                return True
             now = self._clock.now()
             until = Millis(now + (self._longest if call.invisible is None else call.invisible))
             renewed = call.invisible is None
@@ -121,14 +126,15 @@ class Handing:
                 run, call.group.name, call.topic, call.client.id,
                 now=now, until=until, renewed=renewed, attempt_id=call.attempt_id,
             )  # fmt: skip
-            member.begun(run, call.client.name)
+            handed.answer = call
             self._members[handed.number] = member, call.group
             call.hand_outs.append(handed)
+            member.begun(run, call.client.name)
             self.handed_out += len(run.messages)
             lanes, messages = lanes - 1, messages - len(run.messages)
             if travels_alone(run):
-                return None
-        return None
+                break
+        return True
 
     def _lanes_for(self, call: Receive) -> int:
         """A client that renews nothing asks for what it wants; another one for as much as it can get."""
@@ -157,8 +163,10 @@ class Handing:
             if hand_out.renewed:
                 ahead = len(self.hand_outs.of_client(client.id))
                 client.packing.finished(hand_out.began, self._clock.now(), ahead)
-            if decision.verdict is Ruling.ENDED:
-                self._finish(hand_out, DONE)
+            if decision.verdict is Ruling.COUNTED:
+                self._members[hand_out.number][0].progressed(hand_out.run, hand_out.done)
+            elif self._finish(hand_out, DONE) is Why.QUEUE_GONE:  # since we looked, on the member's thread
+                return Ruling.STALE
         return decision.verdict
 
     def fail(self, client: GrpcClient, handle: str, group: str, topic: str, delay: Millis | None) -> Ruling:
@@ -172,53 +180,79 @@ class Handing:
             self._finish(decision.hand_out, FAILED if delay is None else Suspend(delay), error)
         return decision.verdict
 
-    def change(self, handle: str, group: str, topic: str, invisible: Millis) -> Decision[Message]:
-        """A client asks to have a message longer, or for a shorter time."""
+    def change(self, client: GrpcClient, handle: str, group: str, topic: str, invisible: Millis) -> tuple[Ruling, str]:
+        """A client asks to have a message for another time; returns the handle that is valid from now on.
+
+        A client that has it for as long as it is there says so that its handler failed, and when to try again.
+        """
+        if self.hand_outs.is_renewed(handle):
+            return self.fail(client, handle, group, topic, invisible), handle
         now = self._clock.now()
         decision = self.hand_outs.change(handle, group, topic, now=now, until=Millis(now + invisible))
         self._count(decision)
-        return decision
+        if decision.hand_out is not None and decision.counts:
+            handle = decision.hand_out.handles[decision.at]
+        return decision.verdict, handle
 
     def _count(self, decision: Decision[Message]) -> None:
         self.stale += decision.verdict is Ruling.STALE
 
     # without a decision
 
-    def give_back(self, hand_outs: "list[MessageHandOut]") -> None:
-        """Messages that a client did not get, or that it cannot process any more: they are for others now."""
-        for each in hand_outs:
-            if each.number in self._members:
+    def not_received(self, call: Receive) -> None:
+        """The answer to a call did not reach its client: the messages are for others now, unless a repeated call has
+        them."""
+        for each in call.hand_outs:
+            if each.number in self._members and each.answer is call:
                 self._return(each)
 
     def client_gone(self, client: str) -> None:
-        self.give_back(list(self.hand_outs.of_client(client)))
+        """What a client has is for others now, and its receives get nothing any more."""
+        for line in self._waiting.values():
+            for call in [each for each in line if each.client.id == client]:
+                line.remove(call)
+                if not call.answered.done():
+                    call.answered.set_result(None)
+        for each in self.hand_outs.of_client(client):
+            self._return(each)
 
-    def tidy(self) -> None:
-        """Ends what has reached its time. A message that a client without renewal kept too long has failed once."""
+    def tidy(self, present: Container[str]) -> None:
+        """Ends what is with clients that are not present, and what has reached its time.
+
+        A message that a client without renewal kept too long has failed once.
+        """
+        for client in self.hand_outs.clients():
+            if client not in present:
+                self.client_gone(client)
         for each in self.hand_outs.over(self._clock.now()):
             if each.renewed or each.run.permit.dropped:
-                self._finish(each, STOPPED)
+                self._return(each)
             else:
                 seconds = (each.until - each.began) / 1000
                 why = ClientFailed(f"{each.client} did not acknowledge it within {seconds:g} s")
-                self._finish(each, Suspend(Millis(0)), why)
-            self.returned += 1
+                self._return(each, Suspend(Millis(0)), why)
 
-    def _return(self, hand_out: MessageHandOut) -> None:
+    def _return(self, hand_out: MessageHandOut, outcome: Outcome = STOPPED, error: Exception | None = None) -> None:
+        """Ends a run without a decision. Nobody waits for the result, and others are to be returned, too."""
         self.hand_outs.end(hand_out)
         self.returned += 1
-        self._finish(hand_out, STOPPED)
+        try:
+            self._finish(hand_out, outcome, error)
+        except Exception:
+            log.exception("run %d of %s could not be returned to its lane", hand_out.number, hand_out.run.queue)
 
-    def _finish(self, hand_out: MessageHandOut, outcome: Outcome, error: Exception | None = None) -> None:
+    def _finish(self, hand_out: MessageHandOut, outcome: Outcome, error: Exception | None = None) -> Why:
         member, group = self._members.pop(hand_out.number, (None, None))
         if member is None or group is None:
-            return
+            return Why.QUEUE_GONE
         done = 0 if outcome is DONE else hand_out.done
         if outcome is not DONE and done == len(hand_out.handles):
             outcome, done = DONE, 0
-        member.finish(hand_out.run, outcome, done, error)
-        self._decided.set()
-        group.look()
+        try:
+            return member.finish(hand_out.run, outcome, done, error)
+        finally:
+            self._decided.set()
+            group.look()
 
     async def all_decided(self) -> None:
         """Waits until no client has a message."""

@@ -37,7 +37,7 @@ class Routes:
         return await self._routes.get(topic)
 
     async def ordered(self, topics: Iterable[str]) -> bool:
-        """Whether one of these topics is ordered. One that does not exist is not."""
+        """Whether one of these topics is ordered. Raises as `of` does."""
         return any([(await self.of(topic)).ordered for topic in topics])
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """SendMessage: each message goes to the queue of its message group, as everywhere in LaneMQ.
 
 A client that gets no answer in time sends the message again with the same id. The ids of the last minutes are kept with
-their receipts, so such a repeat is stored once. They are in memory: a repeat through another front, or after a restart,
-is stored twice.
+their receipts, so such a repeat is stored once. Two clients with the same id have sent two messages. The ids are in
+memory: a repeat through another front, or after a restart, is stored twice.
 """
 
 import asyncio
@@ -32,6 +32,8 @@ REMEMBERED_MS, REMEMBERED = 120_000, 100_000
 MAX_GROUP_CHARS = 127
 
 _Sent = asyncio.Task[Receipt]
+_Place = tuple[str, str, str]
+"""Client, topic, and id of a message."""
 
 
 class MessageSender:
@@ -40,13 +42,13 @@ class MessageSender:
     def __init__(self, producer: AsyncProducer, clock: Clock) -> None:
         self._producer = producer
         self._clock = clock
-        self._sent: OrderedDict[tuple[str, str], tuple[Millis, _Sent]] = OrderedDict()
+        self._sent: OrderedDict[_Place, tuple[Millis, _Sent]] = OrderedDict()
         self.stored = self.repeats = self.failed = 0
 
-    async def send(self, messages: Sequence[WireMessage]) -> SendMessageResponse:
-        """Stores the messages of a call, those of a message group in their order."""
+    async def send(self, client: str, messages: Sequence[WireMessage]) -> SendMessageResponse:
+        """Stores the messages of a client's call, those of a message group in their order."""
         entries: list[SendResultEntry] = []
-        sending = [self._begin(message) for message in messages]
+        sending = [self._begin(client, message) for message in messages]
         for message, begun in zip(messages, sending, strict=True):
             entries.append(await self._entry(message, begun))
         if not entries:
@@ -56,16 +58,16 @@ class MessageSender:
         same = all(status.code == first.code for status in statuses)
         return SendMessageResponse(first if same else Status(Code.MULTIPLE_RESULTS, "see the entries"), entries)
 
-    def _begin(self, message: WireMessage) -> "_Sent | CallFailed":
+    def _begin(self, client: str, message: WireMessage) -> "_Sent | CallFailed":
         """Hands a message to the producer at once, so that calls keep the order of their arrival."""
         try:
             topic, system = name_of(message.topic, "topic"), _checked(message)
         except CallFailed as failed:
             return failed
         self._forget_old()
-        place = topic, system.message_id
+        place = client, topic, system.message_id
         known = self._sent.get(place)
-        if known is not None and not _has_failed(known[1]):
+        if known is not None:
             self.repeats += 1
             return known[1]
         arguments: SendArguments = {
@@ -76,7 +78,7 @@ class MessageSender:
         }
         sending = self._producer.send(topic, message.body, key=system.message_group, **arguments)
         task = asyncio.get_running_loop().create_task(sending)
-        task.add_done_callback(_has_failed)  # also if the client has gone and nobody waits for it
+        task.add_done_callback(lambda task: self._ended(place, task))
         self._sent[place] = self._clock.now(), task
         return task
 
@@ -92,6 +94,11 @@ class MessageSender:
             return SendResultEntry(status_of(error), message_id)
         self.stored += 1
         return SendResultEntry(OK, message_id, offset=receipt.offset)
+
+    def _ended(self, place: _Place, task: _Sent) -> None:
+        """Forgets a message that was not stored: it may be sent again, and its error refers to its body."""
+        if _has_failed(task):
+            self._sent.pop(place, None)
 
     def _forget_old(self) -> None:
         before = self._clock.now() - REMEMBERED_MS

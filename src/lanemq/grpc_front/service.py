@@ -9,9 +9,8 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
-from lanemq.client.message import Message
 from lanemq.clock import Clock
-from lanemq.core.fronting.hand_outs import HandOut, Ruling
+from lanemq.core.fronting.hand_outs import Ruling
 from lanemq.grpc_front.access import Access
 from lanemq.grpc_front.answers import OK, CallFailed, name_of, status_of
 from lanemq.grpc_front.clients import LONG_POLL_MS, ClientTable, GrpcClient, answer_to, tags_in
@@ -32,7 +31,6 @@ from lanemq.wire.grpc.messages import (
     AckMessageResultEntry,
     ChangeInvisibleRequest,
     ChangeInvisibleResponse,
-    ClientType,
     Code,
     ForwardRequest,
     HeartbeatRequest,
@@ -143,7 +141,7 @@ class FrontService:
     async def _send(self, client: GrpcClient, request: SendMessageRequest) -> SendMessageResponse:
         for topic in {name_of(message.topic, "topic") for message in request.messages}:
             self.access.send(client.user, topic)
-        return await self.sender.send(request.messages)
+        return await self.sender.send(client.id, request.messages)
 
     # clients
 
@@ -155,15 +153,9 @@ class FrontService:
         return StatusResponse(OK)
 
     async def _terminate(self, client: GrpcClient, _: TerminationRequest) -> StatusResponse:
-        self._leave(client)
-        return StatusResponse(OK)
-
-    def _leave(self, client: GrpcClient) -> None:
-        """The client is not there any more: its messages are for others now."""
         self.clients.forget(client.id)
         self.handing.client_gone(client.id)
-        if client.group is not None:
-            self._update(client.group)
+        return StatusResponse(OK)
 
     async def settings_for(self, client: GrpcClient, settings: Settings) -> TelemetryCommand:
         """Notes what a client says of itself, and answers with what it is told."""
@@ -179,16 +171,32 @@ class FrontService:
             tags = {name_of(each.topic, "topic"): tags_in(each.expression) for each in subscription.subscriptions}
             for topic in tags:
                 self.access.consume(client.user, group, topic)
-            ordered = await self._subscribe(client, group, tags)
+            ordered = bool(tags) and await self._subscribe(client, group, tags, all_of_it=True)
         told = answer_to(
             settings, client.language, ordered=ordered,
             max_body_bytes=self.options.max_body_bytes, retries=self.options.retries,
         )  # fmt: skip
         return TelemetryCommand(OK, told)
 
-    async def _subscribe(self, client: GrpcClient, name: str, tags: dict[str, str]) -> bool:
-        """Notes what a consumer subscribes to; returns whether its group consumes in order."""
+    async def _subscribe(self, client: GrpcClient, name: str, tags: dict[str, str], *, all_of_it: bool = False) -> bool:
+        """Notes what a consumer subscribes to; returns whether its group consumes in order.
+
+        Nothing is noted of a request that is refused: the member of the group would try it for all clients.
+        """
         check_group(name)
+        ordered = await self._routes.ordered(tags)
+        self._check_tags(client, name, tags)
+        if self.clients.known(client.id) is not client:
+            raise CallFailed(Code.BAD_REQUEST, f"client {client.id!r} has ended")
+        group = self._group(name)
+        before = client.tags if client.group == name and not all_of_it else {}
+        client.group, client.tags = name, {**before, **tags}
+        ordered = ordered or (group.wanted is not None and group.wanted.ordered)
+        group.want(Wanted(self.clients.tags_of(name), ordered))
+        return ordered
+
+    def _check_tags(self, client: GrpcClient, name: str, tags: dict[str, str]) -> None:
+        """Raises `CallFailed` if other clients of the group read a topic with other tags."""
         others = {
             topic: theirs
             for each in self.clients.of_group(name)
@@ -202,36 +210,19 @@ class FrontService:
                     f"{wanted!r}: all members of a group use the same tags"
                 )
                 raise CallFailed(Code.ILLEGAL_FILTER_EXPRESSION, text)
-        client.group, client.tags = name, {**client.tags, **tags}
-        every = {**others, **client.tags}
-        ordered = await self._routes.ordered(every)
-        if name not in self.groups and len(self.groups) >= self.options.max_groups:
-            client.group = None
-            raise CallFailed(Code.TOO_MANY_REQUESTS, f"this front has {self.options.max_groups} groups already")
-        self._group(name).want(Wanted(every, ordered))
-        return ordered
 
     def _group(self, name: str) -> FrontGroup:
         group = self.groups.get(name)
         if group is None:
+            if len(self.groups) >= self.options.max_groups:
+                raise CallFailed(Code.TOO_MANY_REQUESTS, f"this front has {self.options.max_groups} groups already")
             group = self.groups[name] = FrontGroup(name, self.options, self.clock, self.handing.serve)
         return group
 
-    def _update(self, name: str) -> None:
-        """A client of the group has gone."""
-        group = self.groups.get(name)
-        if group is None:
-            return
-        tags = self.clients.tags_of(name)
-        wanted = group.wanted
-        group.want(Wanted(tags, wanted.ordered) if tags and wanted is not None else None)
-
     # receiving
 
-    async def receive(
-        self, head: CallHead, client: GrpcClient, request: ReceiveMessageRequest
-    ) -> list[HandOut[Message]]:
-        """The messages for a call; empty if none came in time."""
+    async def receive(self, head: CallHead, client: GrpcClient, request: ReceiveMessageRequest) -> Receive:
+        """The call with its messages, without any if none came in time."""
         group = name_of(request.group, "group")
         topic = name_of(request.queue.topic if request.queue is not None else None, "topic")
         self.access.consume(client.user, group, topic)
@@ -241,13 +232,13 @@ class FrontService:
         kept = self._group(group)
         invisible = None if request.auto_renew else _invisible(request)
         call = Receive(
-            client, kept, topic, max(1, min(request.batch_size or 1, MAX_BATCH)), Millis(0), invisible,
+            client, kept, topic, max(1, min(request.batch_size or 1, MAX_BATCH)), invisible,
             request.attempt_id or "",
         )  # fmt: skip
-        got = await self.handing.receive(call, _patience(head, request))
-        if not got and kept.failure:
+        await self.handing.receive(call, _patience(head, request))
+        if not call.hand_outs and kept.failure:
             raise CallFailed(Code.INTERNAL_SERVER_ERROR, f"group {group!r} is not served at the moment: {kept.failure}")
-        return got
+        return call
 
     # decisions
 
@@ -269,27 +260,27 @@ class FrontService:
         return AckMessageResponse(statuses[0] if same else Status(Code.MULTIPLE_RESULTS, "see the entries"), entries)
 
     async def _forward(self, client: GrpcClient, request: ForwardRequest) -> StatusResponse:
-        """A handler failed. Answered OK also if the handle is stale: clients repeat anything else for ever."""
+        """A handler failed. Answered OK also if the handle is stale: clients repeat anything else for ever.
+
+        Without a lease they are to repeat it, or the message would stay with a client that has given it up.
+        """
         group, topic = name_of(request.group, "group"), name_of(request.topic, "topic")
         self.access.act_for(client.user, group)
-        self.handing.fail(client, request.receipt_handle, group, topic, None)
-        return StatusResponse(OK)
+        ruling = self.handing.fail(client, request.receipt_handle, group, topic, None)
+        return StatusResponse(_NOT_NOW if ruling is Ruling.NOT_NOW else OK)
 
     async def _change_invisible(self, client: GrpcClient, request: ChangeInvisibleRequest) -> ChangeInvisibleResponse:
-        """A push consumer says that its handler failed, and when to try again; another one asks for more time."""
+        """A push consumer says that its handler failed, and when to try again; another one asks for more time.
+
+        Its messages say which it is: after a restart of the front, clients are known by their calls only.
+        """
         group, topic = name_of(request.group, "group"), name_of(request.topic, "topic")
         self.access.act_for(client.user, group)
         asked = Millis(request.invisible_duration.ms) if request.invisible_duration is not None else Millis(0)
         if not 0 <= asked <= MAX_INVISIBLE_MS:
             raise CallFailed(Code.ILLEGAL_INVISIBLE_TIME, f"{asked} ms is no invisible duration: use up to 12 hours")
-        handle = request.receipt_handle
-        if client.type == ClientType.PUSH_CONSUMER:
-            verdict = self.handing.fail(client, handle, group, topic, asked)
-            return ChangeInvisibleResponse(_STATUS[verdict], handle)
-        decision = self.handing.change(handle, group, topic, asked)
-        if decision.hand_out is None or not decision.counts:
-            return ChangeInvisibleResponse(_STATUS[decision.verdict])
-        return ChangeInvisibleResponse(OK, decision.hand_out.handles[decision.at])
+        ruling, handle = self.handing.change(client, request.receipt_handle, group, topic, asked)
+        return ChangeInvisibleResponse(_STATUS[ruling], handle)
 
     # life
 
@@ -297,19 +288,24 @@ class FrontService:
         """Looks after clients and groups until it is cancelled."""
         while True:
             await asyncio.sleep(TICK_SECONDS)
-            for client in self.clients.gone(now=self.clock.now()):
-                log.info("client %s is gone", client.name)
-                self.handing.client_gone(client.id)
-                if client.group is not None:
-                    self._update(client.group)
-            self.handing.tidy()
-            for name, group in list(self.groups.items()):
-                group.check()
-                if group.member is not None:
-                    group.member.now_has(self._clients_of(name))
-                if group.idle and not self.clients.of_group(name):
-                    del self.groups[name]
-                    await group.close()
+            try:
+                await self._look_after_all()
+            except Exception:
+                log.exception("the front could not look after its clients and groups; it tries again")
+
+    async def _look_after_all(self) -> None:
+        for client in self.clients.gone(now=self.clock.now()):
+            log.info("client %s is gone", client.name)
+        self.handing.tidy(self.clients.alive)
+        for name, group in list(self.groups.items()):
+            tags, wanted = self.clients.tags_of(name), group.wanted
+            group.want(Wanted(tags, wanted.ordered) if tags and wanted is not None else None)
+            group.check()
+            if group.member is not None:
+                group.member.now_has(self._clients_of(name))
+            if group.idle and not tags:
+                del self.groups[name]
+                await group.close()
 
     def _clients_of(self, group: str) -> FrontClientsBody:
         """The clients of a group, as its operators see them."""
@@ -361,7 +357,7 @@ class _Received:
 
     def __init__(self, service: FrontService, head: CallHead, body: bytes) -> None:
         self._service, self._head, self._body = service, head, body
-        self._got: list[HandOut[Message]] = []
+        self._receive: Receive | None = None
         self._client: GrpcClient | None = None
         self._call = 0
 
@@ -371,19 +367,19 @@ class _Received:
             self._client = client = service.caller(self._head)
             self._call = service.clients.alive.opened(client.id, self._head.connection, now=now)
             request = decode(ReceiveMessageRequest, self._body)
-            self._got = await service.receive(self._head, client, request)
+            self._receive = receive = await service.receive(self._head, client, request)
         except RemoteProtocolError as error:
             raise CallRefused("INVALID_ARGUMENT", str(error)) from None
         except (CallFailed, LaneError) as error:
             status = error.status if isinstance(error, CallFailed) else status_of(error)
             yield encode(ReceiveMessageResponse(status=status))
             return
-        yield encode(ReceiveMessageResponse(status=OK if self._got else _NOTHING))
-        for each in self._got:
+        yield encode(ReceiveMessageResponse(status=OK if receive.hand_outs else _NOTHING))
+        for each in receive.hand_outs:
             invisible = Millis(each.until - each.began)
             for at, message in enumerate(each.run.messages):
                 yield encode(ReceiveMessageResponse(message=wire_message(message, each, at, invisible)))
-        if self._got:
+        if receive.hand_outs:
             wall = Instant.of_ms(service.clock.wall())
             yield encode(ReceiveMessageResponse(delivery_timestamp=wall))
 
@@ -391,8 +387,8 @@ class _Received:
         if self._client is not None:
             now = self._service.clock.now()
             self._service.clients.alive.ended(self._client.id, self._call, broken=not complete, now=now)
-        if not complete:
-            self._service.handing.give_back(self._got)
+        if not complete and self._receive is not None:
+            self._service.handing.not_received(self._receive)
 
 
 class _Telemetry:
@@ -402,7 +398,6 @@ class _Telemetry:
         self._service, self._head, self._messages = service, head, messages
         self._client: GrpcClient | None = None
         self._call = 0
-        self._out: asyncio.Queue[TelemetryCommand | None] = asyncio.Queue()
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         service, now = self._service, self._service.clock.now()
@@ -412,21 +407,8 @@ class _Telemetry:
             yield encode(TelemetryCommand(failed.status))
             return
         self._call = service.clients.alive.opened(client.id, self._head.connection, now=now)
-        client.pushes.add(self._out)
-        reading = asyncio.create_task(self._read(client))
-        try:
-            while (command := await self._out.get()) is not None:
-                yield encode(command)
-        finally:
-            reading.cancel()
-            client.pushes.discard(self._out)
-
-    async def _read(self, client: GrpcClient) -> None:
-        try:
-            async for body in self._messages:
-                self._out.put_nowait(await self._answer(client, body))
-        finally:
-            self._out.put_nowait(None)
+        async for body in self._messages:  # the next one is read when the client has taken the answer
+            yield encode(await self._answer(client, body))
 
     async def _answer(self, client: GrpcClient, body: bytes) -> TelemetryCommand:
         try:

@@ -9,6 +9,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -17,6 +19,7 @@ from tests.certificates import Authority
 from lanemq.cli.main import main
 from lanemq.cli.options import CliError
 from lanemq.cli.server import front
+from lanemq.cli.server.supervised_front import SupervisedFront
 from lanemq.testing.processes import RunningProcess, descendants
 
 pytest.importorskip("grpc")
@@ -94,6 +97,12 @@ def test_users_on_a_network_need_tls(
     ended = CliRunner().invoke(main, [*words, "0.0.0.0:0", "--users", str(users)])
     assert ended.exit_code == 1
     assert "TLS" in ended.output
+
+
+def test_a_broker_that_asks_for_certificates_has_no_front_that_does_not(tmp_path: Path) -> None:
+    options: Any = SimpleNamespace(tls=SimpleNamespace(client_ca=tmp_path / "ca.pem"), users=None)
+    with pytest.raises(CliError, match="certificates"):
+        SupervisedFront("127.0.0.1:0", options)
 
 
 def test_files_of_secrets_that_every_user_may_read_are_warnings_at_the_start(

@@ -137,10 +137,29 @@ def test_its_time_ends_a_run() -> None:
 def test_a_repeated_call_gets_the_same_until_something_is_decided() -> None:
     front = Front("aabb")
     both = [front.hand_out(attempt_id="try-1"), front.hand_out(attempt_id="try-1")]
-    assert list(front.out.of_attempt("c", "try-1")) == both
-    assert not front.out.of_attempt("c", "try-2")
-    assert not front.out.of_attempt("d", "try-1")
-    assert not front.out.of_attempt("c", "")
+    assert of_attempt(front, "c", "try-1") == both
+    assert not of_attempt(front, "c", "try-2")
+    assert not of_attempt(front, "d", "try-1")
+    assert not of_attempt(front, "c", "")
+    assert not of_attempt(front, "c", "try-1", topic="bills")
+    assert not of_attempt(front, "c", "try-1", group="h")
+
+
+def of_attempt(
+    front: Front, client: str, attempt: str, group: str = "g", topic: str = "orders"
+) -> list[HandOut[Stored]]:
+    return list(front.out.of_attempt(client, attempt, group, topic, now=front.now))
+
+
+def test_a_repeated_call_gets_nothing_of_a_queue_that_may_not_be_used() -> None:
+    front = Front("a")
+    front.hand_out(attempt_id="try-1", until=10_000_000)
+    front.now = LEASED
+    assert not of_attempt(front, "c", "try-1")
+    front.lanes.set_usable_until(QUEUE, Millis(LEASED + 1000))
+    assert of_attempt(front, "c", "try-1")
+    front.lanes.drop(QUEUE)
+    assert not of_attempt(front, "c", "try-1")
 
 
 STEPS = st.lists(

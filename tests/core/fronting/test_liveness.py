@@ -36,6 +36,24 @@ def test_giving_up_one_call_of_a_connection_means_nothing() -> None:
     assert clients.gone(now=at(10 * SILENT_MS)) == []
 
 
+def test_a_client_that_has_connected_again_is_not_lost_with_its_old_connection() -> None:
+    clients = Clients()
+    old = clients.opened("c", "here:1", now=at(0))
+    new = clients.opened("c", "here:2", now=at(100))
+    clients.ended("c", old, broken=True, now=at(5000))
+    clients.ended("c", new, broken=False, now=at(9000))
+    assert clients.gone(now=at(9001)) == [], "it processes what the call brought"
+
+
+def test_a_call_from_before_a_client_was_forgotten_says_nothing_of_it() -> None:
+    clients = Clients()
+    old = clients.opened("c", "here:1", now=at(0))
+    clients.forget("c")
+    clients.seen("c", now=at(100))
+    clients.ended("c", old, broken=True, now=at(200))
+    assert clients.gone(now=at(200 + RECONNECT_MS)) == []
+
+
 def test_a_lost_connection_is_noticed_whichever_of_its_calls_ends_first() -> None:
     for broken in (True, False), (False, True):
         clients = Clients()

@@ -35,6 +35,8 @@ class SupervisedFront:
             raise CliError(f"--grpc needs the package grpcio: {install_extra('grpc')}")
         if options.users is not None and options.tls is None and not is_loopback(self._listen.host):
             raise CliError(f"--grpc {listen}: users on a network need TLS, because signatures can be used again")
+        if options.tls is not None and options.tls.client_ca is not None:
+            raise CliError(f"--grpc {listen}: the front does not ask its clients for certificates, as the broker does")
         check_can_listen(self._listen, "--grpc")
         self._children = ChildProcesses()
         self._child: subprocess.Popen[bytes] | None = None

@@ -10,7 +10,7 @@ Invariants:
 1. A lane has at most one run at clients (the scheduler sees to it), and a message at most one valid handle.
 2. A handle that is unknown, of another group or topic, or of a queue that was lost changes nothing.
 3. A decision counts only while the queue may be used: a front that was frozen confirms nothing.
-4. Every run ends, at the latest at `latest`.
+4. Every run ends, at the latest at `until`. Only a client without renewal can ask for a later one.
 """
 
 from collections.abc import Iterator, Sequence
@@ -54,6 +54,8 @@ class HandOut(Generic[M]):
     attempt_id: str = ""
     handles: list[str] = field(default_factory=list)
     acknowledged: set[int] = field(default_factory=set)
+    answer: object = None
+    """The call whose answer brings it to the client, the last one if the client repeated its call."""
 
     @property
     def done(self) -> int:
@@ -145,6 +147,11 @@ class HandOuts(Generic[M]):
             self._make_handle(decision.hand_out, decision.at, str(next(self._renewals)))
         return decision
 
+    def is_renewed(self, handle: str) -> bool:
+        """Whether the client of a message has it for as long as it is there."""
+        found = self._by_handle.get(handle)
+        return found is not None and found[0].renewed
+
     def _judge(self, handle: str, group: str, topic: str, now: Millis) -> Decision[M]:
         found = self._by_handle.get(handle)
         if found is None:
@@ -177,19 +184,29 @@ class HandOuts(Generic[M]):
             self.end(each)
         return ended
 
+    def clients(self) -> Sequence[str]:
+        """Who has something."""
+        return tuple(self._by_client)
+
     def of_client(self, client: str) -> Sequence[HandOut[M]]:
         """What a client has, the oldest first."""
         return tuple(self._by_client.get(client, {}).values())
 
-    def of_attempt(self, client: str, attempt_id: str) -> Sequence[HandOut[M]]:
-        """What a client got by a call that it repeats, if nothing of it is decided; empty otherwise."""
-        if not attempt_id:
+    def of_attempt(self, client: str, attempt_id: str, group: str, topic: str, *, now: Millis) -> Sequence[HandOut[M]]:
+        """What a client got by a call that it repeats, if all of it may run and nothing is decided; empty otherwise."""
+        wanted = attempt_id, group, topic
+        same = [each for each in self.of_client(client) if (each.attempt_id, each.group, each.topic) == wanted]
+        if not attempt_id or any(each.acknowledged or not _may_run(each, now) for each in same):
             return ()
-        same = [each for each in self.of_client(client) if each.attempt_id == attempt_id]
-        return () if any(each.acknowledged for each in same) else same
+        return same
 
     def __iter__(self) -> Iterator[HandOut[M]]:
         return (each for of_client in list(self._by_client.values()) for each in list(of_client.values()))
 
     def __len__(self) -> int:
         return sum(len(of_client) for of_client in self._by_client.values())
+
+
+def _may_run(hand_out: HandOut[M], now: Millis) -> bool:
+    run = hand_out.run
+    return run.running and not run.permit.dropped and now < min(run.usable_until, hand_out.until)

@@ -58,17 +58,18 @@ class Clients:
     def ended(self, client: str, number: int, *, broken: bool, now: Millis) -> None:
         """An open call has ended. It is `broken` if it was not finished: its connection may be lost.
 
-        While others on that connection are open, the client may have given up this one call.
+        While others on that connection are open, the client may have given up this one call. A client with calls on
+        another connection has connected again, before the end of the old connection was noticed.
         """
         known = self._clients.get(client)
-        if known is None:
+        if known is None or number not in known.calls:  # a call from before the client was forgotten
             return
-        connection = known.calls.pop(number, "")
+        connection = known.calls.pop(number)
         if broken:
             known.broken.add(connection)
         if connection in known.broken and connection not in known.calls.values():
             known.broken.discard(connection)
-            known.lost_at = now
+            known.lost_at = None if known.calls else now
 
     def gone(self, *, now: Millis) -> list[str]:
         """Forgets and returns the clients that are not there any more."""
@@ -81,7 +82,7 @@ class Clients:
         """The client has said that it ends."""
         self._clients.pop(client, None)
 
-    def __contains__(self, client: str) -> bool:
+    def __contains__(self, client: object) -> bool:
         return client in self._clients
 
     def __len__(self) -> int:
