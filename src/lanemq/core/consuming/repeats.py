@@ -1,7 +1,8 @@
 """Messages that a broker stored twice, because the answer to the first attempt was lost.
 
 A LaneMQ broker stores no repeats. An Apache broker does, and the producer stamp shows it: within a queue, the numbers
-of one producer grow with the offset, so a message whose number is not above those before it was stored again.
+of one producer grow with the offset, so a message whose number is not above those before it was stored again. Delayed
+messages and those of retry topics are exceptions, which the caller knows.
 """
 
 from collections.abc import Iterable
