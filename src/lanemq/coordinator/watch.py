@@ -163,7 +163,8 @@ class ClusterWatch:
                 settings = await self._link.settings(server)
                 refuse_other(self._name, settings.get(EVERY_GROUP, ""))
                 for key, value in wanted.items():
-                    if settings.get(key) != value:
+                    served = key == EVERY_GROUP or key in self._parts.groups  # it may have left in between
+                    if served and settings.get(key) != value:
                         await self._link.put(key, value, (server,))
             except OtherCoordinator:
                 raise
@@ -193,6 +194,8 @@ class ClusterWatch:
             return
         table = await self._link.group_settings(master)
         for group in groups:
+            if group not in self._parts.groups:
+                continue  # it has left in between
             settings = settings_of(table, group)
             if settings.get(CONSUME_ENABLE, True):
                 if group not in new:
