@@ -121,6 +121,22 @@ def test_stamps_that_survive_a_reset_would_drop_messages(
     assert reset_after_the_topic_was_created_anew(cluster, sender) == [0, 1, 2]
 
 
+def test_the_rest_of_many_producers_is_reported_although_no_message_follows(
+    cluster: EmbeddedBroker, moved: RunningCoordinator, sender: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("core.consuming.repeats", "client.consumer.queues.assigned_queue"):
+        monkeypatch.setattr(f"lanemq.{module}.MAX_REPORTED", 1)
+    for name in "abc":
+        assert sender.send(TOPIC, b'"x"', stamp=f"{name}.1.0", properties={"__SHARDINGKEY": "k"}).code == 0
+    seen: list[Message] = []
+    app = member(cluster.address, seen)
+    app.start()
+    until(lambda: len(seen) == 3)
+    table = moved.coordinator.running.parts.progress
+    until(lambda: (known := table.at(GROUP, seen[0].queue).seen) is not None and len(known.stamps) == 3)
+    app.stop()
+
+
 def test_stamps_survive_a_restart_of_the_coordinator(
     cluster: EmbeddedBroker, moved: RunningCoordinator, sender: RawClient, request: pytest.FixtureRequest
 ) -> None:
