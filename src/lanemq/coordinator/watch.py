@@ -1,7 +1,7 @@
 """Watches the cluster: routes, masters, Apache's locks, disabled groups, and the entries at the name servers.
 
 Everything here is repeated for ever, and each part at its own pace, so what an operator or a lost name server undoes is
-repaired. A broker that does not answer is tried again in the next round, which it delays by 3 s at most for each request.
+repaired. A broker that does not answer is tried again in the next round; a frozen one makes a round 3 s longer.
 """
 
 import asyncio
