@@ -146,9 +146,9 @@ class ClusterLink:
             queue: QueueOffset(at.consumer_offset) for queue, at in table.items() if wanted is None or queue in wanted
         }
         # 0 may also stand for "never committed", and such a queue starts where its next owner says.
-        unsure = [
+        unsure = {
             queue for queue, offset in offsets.items() if offset <= 0 and not await self._has(broker, group, queue)
-        ]
+        }
         return {queue: offset for queue, offset in offsets.items() if queue not in unsure}
 
     async def _has(self, broker: Address, group: str, queue: MessageQueue) -> bool:
@@ -159,10 +159,13 @@ class ClusterLink:
         return reply.code != ResponseCode.QUERY_NOT_FOUND
 
     async def commit(self, broker: Address, group: str, queue: MessageQueue, offset: int) -> None:
-        header = UpdateOffsetHeader(
-            consumer_group=group, topic=queue.topic, queue_id=queue.queue_id, commit_offset=offset
-        )
-        checked(await self._ask(broker, Command(RequestCode.UPDATE_CONSUMER_OFFSET, 0, ext=header.to_ext())))
+        checked(await self._ask(broker, _commit(group, queue, offset)))
+
+    async def commit_all(self, broker: Address, group: str, offsets: Mapping[MessageQueue, int]) -> None:
+        """Commit without answers, as RocketMQ's members do: what is lost is seen at the next look."""
+        connection = await self._pool.get(broker)
+        for queue, offset in offsets.items():
+            connection.post_oneway(_commit(group, queue, offset))
 
     # messages
 
@@ -235,6 +238,11 @@ class ClusterLink:
 
     async def _ask(self, address: Address, command: Command) -> Command:
         return await self._pool.request(address, command, REQUEST_SECONDS)
+
+
+def _commit(group: str, queue: MessageQueue, offset: int) -> Command:
+    header = UpdateOffsetHeader(consumer_group=group, topic=queue.topic, queue_id=queue.queue_id, commit_offset=offset)
+    return Command(RequestCode.UPDATE_CONSUMER_OFFSET, 0, ext=header.to_ext())
 
 
 def _disk_ratio(info: Mapping[str, str]) -> float:
