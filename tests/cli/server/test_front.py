@@ -12,8 +12,11 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from tests.certificates import Authority
 
 from lanemq.cli.main import main
+from lanemq.cli.options import CliError
+from lanemq.cli.server import front
 from lanemq.testing.processes import RunningProcess, descendants
 
 pytest.importorskip("grpc")
@@ -91,3 +94,21 @@ def test_users_on_a_network_need_tls(
     ended = CliRunner().invoke(main, [*words, "0.0.0.0:0", "--users", str(users)])
     assert ended.exit_code == 1
     assert "TLS" in ended.output
+
+
+def test_files_of_secrets_that_every_user_may_read_are_warnings_at_the_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, authority: Authority
+) -> None:
+    def enough(_: object) -> None:
+        raise CliError("enough")
+
+    monkeypatch.setattr(front, "check_can_listen", enough)
+    issued, users = authority.issue("front"), tmp_path / "users.toml"
+    users.touch(0o600)
+    words = ["grpc", "--cert", str(issued.cert), "--key", str(issued.key), "--users", str(users)]
+    assert "warning" not in CliRunner().invoke(main, words).stderr
+    users.chmod(0o644)
+    issued.key.chmod(0o644)
+    warned = CliRunner().invoke(main, words).stderr
+    assert f"warning: {issued.key} holds a private key, and every user of this machine can read it: chmod 600" in warned
+    assert f"warning: {users} holds secrets and can be read by other users of this machine: chmod 600" in warned

@@ -206,8 +206,9 @@ def test_when_a_woken_task_is_cancelled_another_runs_its_message() -> None:
     assert asyncio.run(main()) == (True, [0])
 
 
-def test_the_end_of_a_single_run_wakes_a_thread_that_waits_for_the_next_one() -> None:
-    """`Consumer.done` in one thread while `Consumer.poll` waits in another."""
+def test_the_end_of_a_single_run_wakes_a_thread_that_waits_for_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`Consumer.done` in one thread while `Consumer.poll` waits in another, which would look again after a second."""
+    monkeypatch.setattr(scheduler_module, "LOOK_AGAIN_SECONDS", WAIT)
     scheduler = Scheduler(LaneScheduler(LaneOptions(run_limit=1)), SystemClock())
     with scheduler as lanes:
         lanes.add(queue(0), QueueOffset(0), usable_until=NO_LEASE_NEEDED)

@@ -6,13 +6,21 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from lanemq.model.errors import CheckpointInUse, StateLost, UsageError
+from lanemq.model.errors import CheckpointInUse, InvalidOption, StateLost, UsageError
 from lanemq.model.queue import MessageQueue
-from lanemq.pipelines.checkpoint.checkpoint import Checkpoint, SparkLog, epoch_of, holder_of, identity_of
+from lanemq.pipelines.checkpoint.checkpoint import (
+    Checkpoint,
+    CheckpointLock,
+    SparkLog,
+    epoch_of,
+    holder_of,
+    identity_of,
+)
 from lanemq.pipelines.ports import MAX_RUNS, NUMBERS_PER_BATCH, Runs, batch_number, epoch_of_start, read_runs, start_of
 
 HOLD = """
@@ -42,6 +50,15 @@ def test_a_second_run_in_this_process_is_refused_until_the_first_ends(tmp_path: 
     first.close()
     first.close()
     Checkpoint(tmp_path, "orders").close()
+
+
+@pytest.mark.parametrize("below", ["", "orders"])
+@pytest.mark.parametrize("use", [lambda folder: Checkpoint(folder, "orders"), CheckpointLock, holder_of])
+def test_a_file_is_no_checkpoint(tmp_path: Path, use: Callable[[Path], object], below: str) -> None:
+    """Also for a program that starts a pipeline without the command line."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidOption, match="is a file, or below one: choose a folder"):
+        use(tmp_path / "file" / below)
 
 
 def test_a_run_in_another_process_is_named_and_its_kill_frees_the_checkpoint(tmp_path: Path) -> None:

@@ -338,7 +338,7 @@ def test_projected_rows_keep_the_order_of_their_queue(
     stage = Project("queue_id,\n queue_offset,\n int(cast(value as string)) as number", where="key <> 'key-3'")
     pipeline = declare(stage=stage, sink=sink, prepare=lambda messages: messages.where("queue_offset > 1"))
     assert start(pipeline, spark, once=True).await_end(600)
-    assert stage.columns == ("topic", "broker", "queue_id", "queue_offset", "key", "value", "store_timestamp")
+    assert stage.columns == ("topic", "broker", "queue_id", "queue_offset", "key", "value")
     assert {row[2] for row in sink.rows} <= {n for n in range(50) if n % 7 != 3}
     assert sink.rows == sorted(sink.rows, key=lambda row: (row[0], row[1]))
     assert min(row[1] for row in sink.rows) == 2

@@ -13,6 +13,7 @@ import click
 from lanemq.cli.listening import cannot_listen, check_can_listen
 from lanemq.cli.options import CliError, connects
 from lanemq.cli.output import LogFormat, announce, log_to_stderr
+from lanemq.cli.server.serving import readable_secrets
 from lanemq.model.environment import install_extra
 from lanemq.net.address import Address, is_loopback, parse_address
 from lanemq.net.server_tls import ServerTls
@@ -82,6 +83,8 @@ def grpc(
     address = parse_address(listen, DEFAULT_PORT)
     tls = None if cert is None else ServerTls(cert, key)
     check_protection(address, users=users is not None, tls=tls is not None)
+    for text in readable_secrets(users, tls):
+        announce(logging.WARNING, f"warning: {text}", LogFormat.TEXT)
     check_can_listen(address)
     options = FrontOptions(
         servers=server,

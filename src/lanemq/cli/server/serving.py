@@ -216,7 +216,7 @@ def check_start(options: ServedOptions) -> None:
 
 
 def _warnings(options: ServedOptions) -> Iterator[str]:
-    """Warnings about missing protection if other machines can connect, and about readable files of secrets."""
+    """Warnings about missing protection if other machines can connect, and about files that others can read."""
     unprotected = [
         text
         for text, wrong in (
@@ -230,11 +230,14 @@ def _warnings(options: ServedOptions) -> Iterator[str]:
             f"{options.listen} can be reached from other machines, and {' and '.join(unprotected)}: "
             f"keep it behind a firewall, or use --listen 127.0.0.1:{options.listen.port}"
         )
-    if options.users is not None and options.users.is_file() and options.users.stat().st_mode & 0o077:
-        yield (
-            f"{options.users} holds secrets and can be read by other users of this machine: chmod 600 {options.users}"
-        )
-    if options.tls is not None and (problem := key_problem(options.tls.cert, options.tls.key)) is not None:
+    yield from readable_secrets(options.users, options.tls)
+
+
+def readable_secrets(users: Path | None, tls: ServerTls | None) -> Iterator[str]:
+    """Warnings about files of secrets that other users of the machine can read."""
+    if users is not None and users.is_file() and users.stat().st_mode & 0o077:
+        yield f"{users} holds secrets and can be read by other users of this machine: chmod 600 {users}"
+    if tls is not None and (problem := key_problem(tls.cert, tls.key)) is not None:
         yield problem
 
 
