@@ -17,7 +17,7 @@ from lanemq.coordinator.cluster import ClusterLink
 from lanemq.coordinator.queues import ClusterQueues
 from lanemq.coordinator.watch import CONFIRMED_QUEUES, OtherCoordinator
 from lanemq.log.state.database import State
-from lanemq.model.errors import UsageError
+from lanemq.model.errors import BrokerBusy, UsageError
 from lanemq.testing.embedded import EmbeddedBroker
 from lanemq.wire.codes import RequestCode, ResponseCode
 
@@ -277,6 +277,52 @@ def test_a_group_moves_with_its_offsets_and_back(cluster: EmbeddedBroker, at_bro
         assert admin.move(GROUP, out=True, apply=True).moved
     assert at_broker.committed(TOPIC, group=GROUP) == 8
     assert at_broker.pull(TOPIC, group=GROUP).code != ResponseCode.NO_PERMISSION
+
+
+def test_a_move_back_that_a_broker_did_not_answer_is_finished_by_the_next_one(
+    cluster: EmbeddedBroker, at_broker: RawClient, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the coordinator was started again in between: it must not serve the group from its old offsets."""
+    at_broker.commit(3, TOPIC, group=GROUP)
+    first = start()
+
+    async def unanswered(*_: object, **__: object) -> None:
+        raise BrokerBusy(ResponseCode.SYSTEM_BUSY, "not now")
+
+    with CoordinatedAdmin(cluster.address) as admin:
+        assert admin.move(GROUP, apply=True).moved
+        with monkeypatch.context() as patch:
+            patch.setattr(ClusterLink, "set_consumption", unanswered)
+            with pytest.raises(BrokerBusy, match="not now"):
+                admin.move(GROUP, out=True, apply=True)
+        first.stop()
+        again = start(port=first.address.port)
+        assert GROUP not in again.coordinator.running.parts.groups
+        assert not admin.move(GROUP, out=True).problems
+        assert admin.move(GROUP, out=True, apply=True).moved
+        assert admin.move(GROUP, out=True, apply=True).problems == [f"group {GROUP} is not coordinated"]
+    assert at_broker.pull(TOPIC, group=GROUP).code != ResponseCode.NO_PERMISSION
+
+
+def test_a_group_that_leaves_is_not_entered_again_by_the_watch(
+    cluster: EmbeddedBroker, start: Start, at_broker: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The watch has read the entries just before they are deleted, and finds that of the group missing."""
+    coordinator = start()
+    watch, link = coordinator.coordinator.running.watch, coordinator.coordinator.running.watch._link
+    delete = link.delete
+
+    async def delete_and_look(key: str) -> object:
+        missed = await delete(key)
+        await watch.register()
+        return missed
+
+    monkeypatch.setattr(link, "delete", delete_and_look)
+    with CoordinatedAdmin(cluster.address) as admin:
+        assert admin.move(GROUP, apply=True).moved
+        assert admin.move(GROUP, out=True, apply=True).moved
+    asked = {"namespace": COORDINATOR_NAMESPACE, "key": GROUP}
+    assert at_broker.ask(RequestCode.GET_KV_CONFIG, asked).code == ResponseCode.QUERY_NOT_FOUND
 
 
 def test_a_group_with_members_at_the_brokers_is_not_moved(

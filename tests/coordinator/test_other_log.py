@@ -1,5 +1,7 @@
 """The same offsets, other messages: a topic that was created anew, as a log that was truncated and grew again."""
 
+from typing import Any
+
 import pytest
 from tests.coordinator.conftest import GROUP, TOPIC, RunningCoordinator
 from tests.coordinator.test_coordinator import member, until
@@ -9,6 +11,7 @@ from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.coordinated import CoordinatedAdmin
 from lanemq.client.admin.parked import ParkedAdmin
 from lanemq.client.consumer.queues import read_log
+from lanemq.coordinator.cluster import ClusterLink
 from lanemq.testing.embedded import EmbeddedBroker
 
 COUNT = 10
@@ -128,3 +131,22 @@ def test_parked_messages_of_the_former_log_are_dropped_with_a_line(
             admin.compare(GROUP, apply=True)
         assert not parked.lanes(GROUP)
     assert "are dropped, from offset 0 on: they are lost" in caplog.text
+
+
+def test_messages_that_retention_deletes_during_a_comparison_are_not_other_ones(
+    cluster: EmbeddedBroker, moved: RunningCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(cluster.address)
+    consume(cluster.address)
+    first, deleted = ClusterLink.first_offset, list[int]()
+
+    async def first_offset(self: ClusterLink, *args: Any) -> int:
+        return COUNT if deleted else await first(self, *args)
+
+    async def message(*_: object) -> bytes:
+        deleted.append(1)
+        return b""
+
+    monkeypatch.setattr(ClusterLink, "first_offset", first_offset)
+    monkeypatch.setattr(ClusterLink, "message", message)
+    assert others(cluster.address) == []

@@ -3,16 +3,22 @@
 from collections.abc import Iterator
 
 import pytest
-from tests.broker.raw_client import RawClient
-from tests.coordinator.conftest import GROUP, TOPIC, RunningCoordinator
+from tests.broker.raw_client import BROKER, RawClient
+from tests.coordinator.conftest import GROUP, TOPIC, RunningCoordinator, owned
 from tests.coordinator.test_coordinator import member, until
 
 from lanemq import Message
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.parked import ParkedAdmin
+from lanemq.coordinator.app import STATE_FILE
 from lanemq.core.brokering.queue_seen import QueueSeen
+from lanemq.log.state.database import State
+from lanemq.log.state.progress_rows import ProgressRows
+from lanemq.model.log_marks import LastStamp, SeenLog
 from lanemq.testing.embedded import EmbeddedBroker
 from lanemq.testing.stock_broker import stores_repeats
+from lanemq.wire.bodies import LaneProgress
+from lanemq.wire.codes import RequestCode
 
 
 @pytest.fixture(autouse=True)
@@ -121,6 +127,22 @@ def test_stamps_that_survive_a_reset_would_drop_messages(
     assert reset_after_the_topic_was_created_anew(cluster, sender) == [0, 1, 2]
 
 
+def test_the_rest_of_many_producers_is_reported_although_no_message_follows(
+    cluster: EmbeddedBroker, moved: RunningCoordinator, sender: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("core.consuming.repeats", "client.consumer.queues.assigned_queue"):
+        monkeypatch.setattr(f"lanemq.{module}.MAX_REPORTED", 1)
+    for name in "abc":
+        assert sender.send(TOPIC, b'"x"', stamp=f"{name}.1.0", properties={"__SHARDINGKEY": "k"}).code == 0
+    seen: list[Message] = []
+    app = member(cluster.address, seen)
+    app.start()
+    until(lambda: len(seen) == 3)
+    table = moved.coordinator.running.parts.progress
+    until(lambda: (known := table.at(GROUP, seen[0].queue).seen) is not None and len(known.stamps) == 3)
+    app.stop()
+
+
 def test_stamps_survive_a_restart_of_the_coordinator(
     cluster: EmbeddedBroker, moved: RunningCoordinator, sender: RawClient, request: pytest.FixtureRequest
 ) -> None:
@@ -130,3 +152,29 @@ def test_stamps_survive_a_restart_of_the_coordinator(
     request.getfixturevalue("start")(port=moved.address.port)
     send(sender, 1, None)
     assert consumed(cluster.address, 1, then_at=6) == [5]
+
+
+@pytest.mark.parametrize(
+    "stamp",
+    [
+        LastStamp("p", 1, 2**63, 0),
+        LastStamp("p", -1, 0, 0),
+        LastStamp("p" * 300, 1, 0, 0),
+    ],
+)
+def test_stamps_that_no_producer_makes_are_left_out(
+    cluster: EmbeddedBroker, moved: RunningCoordinator, at_coordinator: RawClient, stamp: LastStamp
+) -> None:
+    """One that cannot be written would keep the offsets of all groups from the disk."""
+    epoch = owned(at_coordinator, "one")
+    body = LaneProgress(lane_seen=SeenLog(stamps=(stamp,))).encode()
+    ext = {"consumerGroup": GROUP, "topic": TOPIC, "queueId": "0", "commitOffset": "5", "bname": BROKER}
+    named = {"laneClient": "one", "laneEpoch": str(epoch)}
+    assert at_coordinator.ask(RequestCode.UPDATE_CONSUMER_OFFSET, ext | named, body).code == 0
+    moved.stop()
+    state = State(moved.options.data / STATE_FILE)
+    (saved,) = (row for row in ProgressRows(state).offsets() if row.queue.queue_id == 0 and row.queue.topic == TOPIC)
+    assert saved.offset == 5
+    assert saved.seen is not None
+    assert not saved.seen.stamps
+    state.close()

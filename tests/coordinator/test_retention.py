@@ -33,14 +33,14 @@ def copy_all(monkeypatch: pytest.MonkeyPatch, wanted: bool) -> None:
     monkeypatch.setattr("lanemq.core.brokering.cluster.retention.FULL_RATIO", -1.0 if wanted else 2.0)
 
 
-def park(cluster: EmbeddedBroker) -> int:
-    """Parks a lane of three messages; its queue."""
+def park(cluster: EmbeddedBroker, count: int = 3) -> int:
+    """Parks a lane of so many messages; its queue."""
     with Producer(cluster.address) as producer:
-        receipts = [producer.send(TOPIC, {"fail": True}, key="bad") for _ in range(3)]
+        receipts = [producer.send(TOPIC, {"fail": True}, key="bad") for _ in range(count)]
     app = member(cluster.address, [])
     app.start()
     with ParkedAdmin(cluster.address) as parked:
-        until(lambda: [lane.messages for lane in parked.lanes(GROUP)] == [3])
+        until(lambda: [lane.messages for lane in parked.lanes(GROUP)] == [count])
     app.stop()
     return receipts[0].queue.queue_id
 
@@ -122,3 +122,18 @@ def test_a_full_store_is_said(
     park(cluster)
     until(lambda: "and no more are made" in caplog.text)
     assert moved.coordinator.running.watch.parked_copies.is_full
+
+
+def test_one_long_lane_is_not_copied_far_beyond_the_bound(
+    cluster: EmbeddedBroker, moved: RunningCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy_all(monkeypatch, True)
+    monkeypatch.setattr("lanemq.coordinator.retention.MAX_COPIED_BYTES", 100)
+    monkeypatch.setattr("lanemq.coordinator.retention.PULLS_AT_ONCE", 1)
+    copies, one_read = moved.coordinator.running.watch.parked_copies, 32
+    monkeypatch.setattr("lanemq.coordinator.watch.PARKED_EVERY_MS", 1_000_000)
+    park(cluster, 100)
+    monkeypatch.setattr("lanemq.coordinator.watch.PARKED_EVERY_MS", 100)
+    until(lambda: copies.is_full)
+    (lane,) = next(iter(moved.coordinator.running.parts.progress.parked())).lanes.values()
+    assert lane.copied < one_read

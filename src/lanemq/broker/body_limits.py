@@ -3,6 +3,7 @@
 Sends have limits of their own, for each message (`handlers/send`) and for what waits for the disk.
 """
 
+from lanemq.core.consuming.repeats import MAX_REPORTED
 from lanemq.core.finished_ranges import MAX_RANGES
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command
@@ -15,7 +16,7 @@ _LIMITS: dict[int, int] = {
     RequestCode.HEART_BEAT: 128 * KIBIBYTE,
     RequestCode.LOCK_BATCH_MQ: 256 * KIBIBYTE,
     RequestCode.UNLOCK_BATCH_MQ: 256 * KIBIBYTE,
-    RequestCode.UPDATE_CONSUMER_OFFSET: MAX_RANGES * 20,
+    RequestCode.UPDATE_CONSUMER_OFFSET: MAX_RANGES * 20 + MAX_REPORTED * 256,
     RequestCode.LANE_PARK: 256 * KIBIBYTE,
 }
 MAX_OBJECTS = 4_000

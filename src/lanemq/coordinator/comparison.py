@@ -99,10 +99,10 @@ class ComparisonHandler:
             return None
         marks, done = seen.marks, seen.done  # both change while the broker is asked
         master, end = self._master(queue.broker), 0
-        first = await self._link.first_offset(master, queue)
         for mark in reversed(marks):
             there = mark_in(await self._link.message(master, queue, mark.offset))
-            if differs(mark, there, first) is None:
+            # Asked for after the message, which may be deleted in between.
+            if there == mark or differs(mark, there, await self._link.first_offset(master, queue)) is None:
                 end = mark.offset + 1
                 break
         return _Other(progress, marks, end) if end <= done else None

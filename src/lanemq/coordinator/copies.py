@@ -48,9 +48,8 @@ class OffsetCopies:
         if wanted:
             copies.copied(wanted)
             await self._save(group, copies)
-            for queue, offset in wanted.items():
-                if group in self._parts.groups:  # it may have left in between
-                    await self._link.commit(master, group, queue, offset)
+            if group in self._parts.groups:  # it may have left in between
+                await self._link.commit_all(master, group, wanted)
 
     def overwrite(self, group: str, queues: Iterable[tuple[str, int]]) -> None:
         """An operator has reset a group in these queues, by topic and number."""

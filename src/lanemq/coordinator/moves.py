@@ -1,10 +1,11 @@
 """Moves a group from the brokers to the coordinator, and back.
 
-A move that fails half-way is repeated; until then no member gets messages of the group.
+A move that fails half-way is repeated; until then no member gets messages of the group, or, on the way out, none where
+a broker has not answered.
 
 In: consumption of the group is disabled at every master → offsets are read → they are on disk here with the group → its
-entry is at all name servers. Out: offsets are written at the brokers → the entry is deleted at all name servers →
-consumption is enabled → the group is forgotten here.
+entry is at all name servers. Out: offsets are written at the brokers → the entry is deleted at all name servers → the
+group is forgotten here → consumption is enabled.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from lanemq.coordinator.watch import ClusterWatch
 from lanemq.core.brokering.progress_store import ProgressChange, SavedOffset
 from lanemq.core.finished_ranges import count_finished
 from lanemq.model.errors import BrokerBusy, BrokerRefused
-from lanemq.model.names import PULL_GROUP_PREFIX, check_group
+from lanemq.model.names import PULL_GROUP_PREFIX, check_group, pull_group
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
 from lanemq.model.wording import plural
@@ -140,9 +141,9 @@ class MoveHandler:
 
     async def _out(self, body: CoordinateBody) -> CoordinateAnswer:
         group, parts = body.group, self._parts
-        if group not in parts.groups:
-            return CoordinateAnswer(problems=[f"group {group} is not coordinated"])
         masters = masters_in(await self._link.info())
+        if group not in parts.groups:
+            return await self._rest_of_out(body, masters)
         places = list(parts.progress.of_group(group))
         queues = [_queue(each.queue, each.offset or 0, count_finished(each.finished)) for each in places]
         problems = self._problems_out(group)
@@ -152,22 +153,49 @@ class MoveHandler:
             return CoordinateAnswer(queues=queues, problems=problems)
         for each in places:
             await self._link.commit(masters[each.queue.broker], group, each.queue, each.offset or 0)
-        if missed := await self._link.delete(group):
+        await self._delete_entry(group)
+        self._watch.forget(group)
+        await self._watch.copies.forget(group)
+        # Before a broker lets members pull: a coordinator that still has the group would disable it, at old offsets.
+        await self._forget(group)
+        for name, master in masters.items():
+            here = [each.queue for each in places if each.queue.broker == name]
+            await self._link.unlock(master, group, self._watch.client_id, here)
+            await self._enable(group, master)
+        return CoordinateAnswer(queues=queues, moved=True)
+
+    async def _rest_of_out(self, body: CoordinateBody, masters: Mapping[str, Address]) -> CoordinateAnswer:
+        """Enable a group that has left, where a broker did not answer then."""
+        group, left = body.group, list[Address]()
+        for master in masters.values():
+            table = await self._link.group_settings(master)
+            if pull_group(group) in table and not settings_of(table, group).get(CONSUME_ENABLE, True):
+                left.append(master)
+        if not left:
+            return CoordinateAnswer(problems=[f"group {group} is not coordinated"])
+        for master in left if body.apply else ():
+            await self._enable(group, master)
+        return CoordinateAnswer(moved=body.apply)
+
+    async def _enable(self, group: str, master: Address) -> None:
+        settings = settings_of(await self._link.group_settings(master), group)
+        await self._link.set_consumption(master, settings, enabled=True)
+
+    async def _delete_entry(self, group: str) -> None:
+        """Delete a group's entry at all name servers; from then on it is not served here."""
+        settings = self._parts.groups.pop(group)  # before that: the watch enters the groups that are served
+        try:
+            missed = await self._link.delete(group)
+        except BaseException:
+            self._parts.groups[group] = settings
+            raise
+        if missed:
+            self._parts.groups[group] = settings
             raise BrokerBusy(
                 ResponseCode.SYSTEM_BUSY,
                 f"name server {', '.join(map(str, missed))} could not be asked, and would still send members to the "
                 f"coordinator: run the command again when it answers",
             )
-        parts.groups.pop(group)
-        self._watch.forget(group)
-        await self._watch.copies.forget(group)
-        for name, master in masters.items():
-            settings = settings_of(await self._link.group_settings(master), group)
-            await self._link.set_consumption(master, settings, enabled=True)
-            here = [each.queue for each in places if each.queue.broker == name]
-            await self._link.unlock(master, group, self._watch.client_id, here)
-        await self._forget(group)
-        return CoordinateAnswer(queues=queues, moved=True)
 
     def _problems_out(self, group: str) -> list[str]:
         parts = self._parts

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
 from dataclasses import replace
 
 from lanemq.broker.context import GroupContext
@@ -25,7 +24,8 @@ MAX_COPIED_BYTES = 1024 * 1024 * 1024
 """Size of all copies. Beyond it, parked messages are lost when their broker deletes them."""
 MAX_AT_ONCE = 2_000
 """Messages that are copied from a broker in one round."""
-PULLS_AT_ONCE = 16
+PULLS_AT_ONCE = 4
+"""Reads of up to 32 messages. By so much the copies may be larger than their bound."""
 MAX_NAMED = 1_000
 
 
@@ -36,7 +36,6 @@ class ParkedCopies:
         self._parts = parts
         self._link = link
         self._rows = ProgressRows(parts.state)
-        self._room = asyncio.Semaphore(PULLS_AT_ONCE)
         self._warnings = RateLimitedLog(log, parts.clock)
         self.bytes = 0
         """Size of all copies, as of the last round."""
@@ -74,24 +73,25 @@ class ParkedCopies:
             )
 
     async def _copy(self, queue: MessageQueue, wanted: ToCopy, master: Address) -> None:
-        lane, offsets = wanted
-        if self.bytes >= MAX_COPIED_BYTES:
-            return
-        read = await asyncio.gather(*(self._window(master, queue, each) for each in windows(offsets)))
-        records = {offset: record for each in read for offset, record in each.items() if self._is_of(lane, record)}
-        if not records or self._parts.progress_keeper.lane(lane.name) is not lane:
-            return  # it has ended meanwhile
-        lane.copied = max(records)
-        self.bytes += sum(map(len, records.values()))
-        log.info(
-            "group %s: %d parked messages of key %s of %s are copied, because their broker may delete them",
-            lane.name.group, len(records), shown_key(lane.name.key), queue,
-        )  # fmt: skip
-        await self._parts.progress_keeper.saved([SavedLane.of(lane, copies=tuple(records.items()))])
-
-    async def _window(self, master: Address, queue: MessageQueue, offsets: Sequence[int]) -> dict[int, bytes]:
-        async with self._room:
-            return await self._link.messages(master, queue, offsets)
+        """Copy a few windows at a time: messages may be large, and all that was read is in memory."""
+        lane, reads = wanted.lane, windows(wanted.offsets)
+        for start in range(0, len(reads), PULLS_AT_ONCE):
+            if self.bytes >= MAX_COPIED_BYTES:
+                return
+            part = reads[start : start + PULLS_AT_ONCE]
+            read = await asyncio.gather(*(self._link.messages(master, queue, each) for each in part))
+            records = {offset: record for each in read for offset, record in each.items() if self._is_of(lane, record)}
+            if self._parts.progress_keeper.lane(lane.name) is not lane:
+                return  # it has ended meanwhile
+            if not records:
+                continue
+            log.info(
+                "group %s: %d parked messages of key %s of %s are copied, because their broker may delete them",
+                lane.name.group, len(records), shown_key(lane.name.key), queue,
+            )  # fmt: skip
+            await self._parts.progress_keeper.saved([SavedLane.of(lane, copies=tuple(records.items()))])
+            lane.copied = max(records)
+            self.bytes += sum(map(len, records.values()))
 
     def _is_of(self, lane: ParkedLane, record: bytes) -> bool:
         """Whether a message has the lane's key; if not, the broker has another one at its offset."""

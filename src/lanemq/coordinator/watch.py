@@ -1,7 +1,7 @@
 """Watches the cluster: routes, masters, Apache's locks, disabled groups, and the entries at the name servers.
 
 Everything here is repeated for ever, and each part at its own pace, so what an operator or a lost name server undoes is
-repaired. A broker that does not answer is tried again in the next round, and does not delay the others.
+repaired. A broker that does not answer is tried again in the next round; a frozen one makes a round 3 s longer.
 """
 
 import asyncio
@@ -156,19 +156,22 @@ class ClusterWatch:
 
     async def register(self) -> None:
         """Enter this coordinator and its groups where they are missing; raises if another one is entered."""
+        await asyncio.gather(*map(self._register_at, self._link.servers))
+
+    async def _register_at(self, server: Address) -> None:
         wanted = dict.fromkeys(self._parts.groups, str(self.address))
         wanted[EVERY_GROUP] = self._entry()  # the last: where it is, all others are
-        for server in self._link.servers:
-            try:
-                settings = await self._link.settings(server)
-                refuse_other(self._name, settings.get(EVERY_GROUP, ""))
-                for key, value in wanted.items():
-                    if settings.get(key) != value:
-                        await self._link.put(key, value, (server,))
-            except OtherCoordinator:
-                raise
-            except LaneError as error:
-                self._warnings.failed(str(server), f"name server {server} has no current entries", error)
+        try:
+            settings = await self._link.settings(server)
+            refuse_other(self._name, settings.get(EVERY_GROUP, ""))
+            for key, value in wanted.items():
+                served = key == EVERY_GROUP or key in self._parts.groups  # it may have left in between
+                if served and settings.get(key) != value:
+                    await self._link.put(key, value, (server,))
+        except OtherCoordinator:
+            raise
+        except LaneError as error:
+            self._warnings.failed(str(server), f"name server {server} has no current entries", error)
 
     # brokers
 
@@ -193,6 +196,8 @@ class ClusterWatch:
             return
         table = await self._link.group_settings(master)
         for group in groups:
+            if group not in self._parts.groups:
+                continue  # it has left in between
             settings = settings_of(table, group)
             if settings.get(CONSUME_ENABLE, True):
                 if group not in new:
@@ -211,7 +216,8 @@ class ClusterWatch:
 
     async def _lock(self, group: str, name: str, master: Address) -> None:
         queues = [queue for queue in self._queues_of(group) if queue.broker == name]
-        missing = [queue for queue in queues if not self._queues.grantable(group, queue)]
+        confirmed = (queue for queue in queues if queue in self._queues.confirmed)
+        missing = [queue for queue in confirmed if not self._queues.grantable(group, queue)]
         if not queues or not (missing or self._is_due(("lock", group, master), LOCKS_EVERY_MS)):
             return
         asked_at = self._parts.clock.now()
@@ -227,7 +233,7 @@ class ClusterWatch:
                 f"group {group}: another client holds {len(refused)} locks of queues at {name}, such as that of "
                 f"{refused[0]}: they get no owner until it is stopped, or for a minute after it was killed",
             )
-        if missing and granted:
+        if any(self._queues.grantable(group, queue) for queue in missing):
             self._parts.notices.group_changed((group,))  # members that were refused ask again now
 
     def _queues_of(self, group: str) -> Iterable[MessageQueue]:

@@ -13,7 +13,7 @@ from lanemq.core.consuming.flow_control import FlowLimits
 from lanemq.core.consuming.retry_policy import HoldQueue
 from lanemq.core.consuming.runs import Order
 from lanemq.model.units import Millis, QueueOffset
-from lanemq.wire.properties import LANE_STAMP
+from lanemq.wire.properties import LANE_STAMP, PropertyName
 
 WHOLE_QUEUE = {"order": Order.QUEUE, "policy": HoldQueue()}
 
@@ -108,6 +108,22 @@ def test_messages_that_a_broker_stored_twice_are_left_out_if_asked_for(drops: bo
         return list(seen), broker.offsets[queue(0)]
 
     assert run_virtual(main) == (expected, 5)
+
+
+def test_a_delayed_message_is_no_repeat_of_newer_ones_that_were_stored_before_it_was_due() -> None:
+    """An Apache broker stores it with its stamp when it is due."""
+
+    async def main() -> list[int]:
+        broker = FakeBroker([queue(0)], lane=False)
+        delayed = {PropertyName.REAL_TOPIC: "t"}
+        stored = [(0, {}), (2, {}), (1, delayed), (3, {}), (2, {})]
+        broker.store(queue(0), *(record(at, **{LANE_STAMP: f"p.1.{n}", **more}) for at, (n, more) in enumerate(stored)))
+        seen = Seen()
+        async with member(broker, "me", seen, drop_repeats=True):
+            await until(lambda: broker.offsets.get(queue(0)) == 5)
+        return list(seen)
+
+    assert run_virtual(main) == [0, 1, 2, 3]
 
 
 @pytest.mark.row("A61")

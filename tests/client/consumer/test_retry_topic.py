@@ -17,21 +17,25 @@ from lanemq.core.brokering.members.membership import Membership
 from lanemq.model.errors import LaneError
 from lanemq.model.queue import MessageQueue
 from lanemq.testing.embedded import EmbeddedBroker
+from lanemq.testing.stock_broker import stock_broker, stores_repeats
+from lanemq.wire.properties import PropertyName
 
 ONE_SECOND = 1
 """Delay level."""
 
 
-def member(broker: EmbeddedBroker, name: str, topic: str, inbox: Inbox) -> PushConsumer:
-    """Fails every message once, and asks for it again after a second."""
-    consumer = PushConsumer(broker.address, group="g", start=StartFrom.FIRST, client_id=name)
+def member(
+    broker: EmbeddedBroker, name: str, topic: str, inbox: Inbox, *, failures: int = 1, **more: Any
+) -> PushConsumer:
+    """Fails every message, once by default, and asks for it again after a second."""
+    consumer = PushConsumer(broker.address, group="g", start=StartFrom.FIRST, client_id=name, **more)
     consumer.subscribe(topic)
 
     def listener(messages: Sequence[Message], context: ConcurrentlyContext) -> ConcurrentlyStatus:
         (message,) = messages
         inbox.add((name, message.topic, message.key, message.attempt))
         context.delay_level_when_next_consume = ONE_SECOND
-        return ConcurrentlyStatus.RECONSUME_LATER if message.attempt == 1 else ConcurrentlyStatus.CONSUME_SUCCESS
+        return ConcurrentlyStatus.RECONSUME_LATER if message.attempt <= failures else ConcurrentlyStatus.CONSUME_SUCCESS
 
     consumer.register_concurrent(listener)
     consumer.start()
@@ -100,3 +104,19 @@ def test_with_one_queue_a_retried_message_stays_with_a_member_that_does_not_have
         first.shutdown()
         second.shutdown()
     assert dead_letters(lanemq_broker) == 0
+
+
+@pytest.mark.slow
+def test_where_repeats_are_left_out_each_attempt_of_a_message_is_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Apache's brokers keep the stamp in what they store in a retry topic; one with timers drops the former topic."""
+    monkeypatch.setattr("lanemq.broker.handlers.retries.LANE_STAMP", "-")
+    monkeypatch.setattr("lanemq.broker.storage.delays.LANE_STAMP", PropertyName.REAL_TOPIC)
+    with stock_broker() as broker, stores_repeats():
+        send(broker, "one")
+        inbox = Inbox()
+        consumer = member(broker, "a", "one", inbox, failures=2, drop_repeats=True)
+        try:
+            handled = inbox.wait(9)
+        finally:
+            consumer.shutdown()
+    assert sorted(handled) == sorted(("a", "one", key, attempt) for key in "xyz" for attempt in (1, 2, 3))

@@ -4,9 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lanemq.core.consuming.repeats import SeenStamps
-from lanemq.model.log_marks import LastStamp
+from lanemq.broker.body_limits import body_problem
+from lanemq.core.consuming.repeats import MAX_PRODUCERS, SeenStamps
+from lanemq.core.finished_ranges import MAX_RANGES
+from lanemq.model.log_marks import LastStamp, SeenLog
 from lanemq.model.stamp import Stamp
+from lanemq.wire.bodies import LaneProgress
+from lanemq.wire.codes import RequestCode
+from lanemq.wire.command import Command
 
 
 def kept(stamps: list[Stamp | None]) -> list[int]:
@@ -83,3 +88,17 @@ def test_the_newest_stamps_are_reported_once_and_again_if_the_report_may_be_lost
     assert not seen.unreported()
     seen.report_again()
     assert seen.unreported() == (LastStamp("p", 1, 3, 3),)
+
+
+def test_a_report_of_all_producers_comes_in_parts_that_a_coordinator_takes() -> None:
+    """After a lost connection everything is reported again; a request that is refused would be sent for ever."""
+    seen, parts = SeenStamps(), list[int]()
+    for number in range(MAX_PRODUCERS):
+        seen.is_repeat(Stamp(f"{number:016x}", 2**41, 2**31), 2**40 + number)
+    seen.report_again()
+    while stamps := seen.unreported():
+        body = LaneProgress(lane_finished="9" * (MAX_RANGES * 20), lane_seen=SeenLog(stamps=stamps)).encode()
+        assert body_problem(Command(RequestCode.UPDATE_CONSUMER_OFFSET, 0, body=body)) is None
+        parts.append(len(stamps))
+        seen.reported(stamps)
+    assert sum(parts) == MAX_PRODUCERS

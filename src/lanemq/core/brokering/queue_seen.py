@@ -18,6 +18,9 @@ MAX_MARKS = 24
 """Marks of one queue. Few: more is repeated after a truncation."""
 MAX_PRODUCERS = 10_000
 """Producers of one queue; when they are more, the one that was silent longest is forgotten."""
+MAX_NUMBER = 2**63 - 1
+"""The largest number that can be stored."""
+MAX_PRODUCER_CHARS = 255
 
 
 class SavedSeen(NamedTuple):
@@ -70,7 +73,7 @@ class QueueSeen:
         if report.done is not None:
             self.done = max(self.done, report.done.offset)
         self._thin_out()
-        for stamp in report.stamps:
+        for stamp in filter(_is_plausible, report.stamps):
             known = self._stamps.pop(stamp.producer, None)
             newer = known is None or (stamp.epoch, stamp.sequence) > (known.epoch, known.sequence)
             self._stamps[stamp.producer] = stamp if newer or known is None else known
@@ -116,3 +119,10 @@ class QueueSeen:
         """What was taken could not be written."""
         self._changed = dict.fromkeys((*(each.producer for each in saved.stamps), *saved.gone, *self._changed))
         self._discarded = self._discarded or saved.discarded
+
+
+def _is_plausible(stamp: LastStamp) -> bool:
+    """Whether a producer may have made a stamp. Others are left out: one that cannot be stored would keep everything
+    that is saved with it from the disk, and a member cannot help what a program has sent."""
+    numbers = (stamp.epoch, stamp.sequence, stamp.offset)
+    return len(stamp.producer) <= MAX_PRODUCER_CHARS and all(0 <= number <= MAX_NUMBER for number in numbers)

@@ -1,10 +1,12 @@
 """Messages that a broker stored twice, because the answer to the first attempt was lost.
 
 A LaneMQ broker stores no repeats. An Apache broker does, and the producer stamp shows it: within a queue, the numbers
-of one producer grow with the offset, so a message whose number is not above those before it was stored again.
+of one producer grow with the offset, so a message whose number is not above those before it was stored again. Delayed
+messages and those of retry topics are exceptions, which the caller knows.
 """
 
 from collections.abc import Iterable
+from itertools import islice
 from typing import NamedTuple
 
 from lanemq.model.log_marks import LastStamp
@@ -12,6 +14,9 @@ from lanemq.model.stamp import Stamp
 
 MAX_PRODUCERS = 10_000
 """Producers remembered for one queue; when they are more, the one that was silent longest is forgotten."""
+
+MAX_REPORTED = 1_000
+"""Stamps in one report, which has to stay below what a coordinator takes in a request; the rest follows."""
 
 
 class _Newest(NamedTuple):
@@ -53,8 +58,8 @@ class SeenStamps:
         return False
 
     def unreported(self) -> tuple[LastStamp, ...]:
-        """What was read since it was reported."""
-        newest = ((producer, self._newest[producer]) for producer in self._unreported)
+        """What was read since it was reported, `MAX_REPORTED` at most."""
+        newest = ((producer, self._newest[producer]) for producer in islice(self._unreported, MAX_REPORTED))
         return tuple(LastStamp(producer, *each.place, each.offset) for producer, each in newest)
 
     def reported(self, stamps: Iterable[LastStamp]) -> None:

@@ -18,6 +18,7 @@ from lanemq.core.consuming.lane_queue import MemberProgress
 from lanemq.core.consuming.lanes_aside import ParkedAtBroker
 from lanemq.core.consuming.queue_lease import LeaseTimes, QueueLease
 from lanemq.core.consuming.rebalance import QueueEvent, QueueLifecycle
+from lanemq.core.consuming.repeats import MAX_REPORTED
 from lanemq.core.consuming.runs import NO_LEASE_NEEDED, NOT_LEASED, Order
 from lanemq.core.finished_ranges import MAX_RANGES, NOTHING_FINISHED
 from lanemq.history import RecordedLease
@@ -147,6 +148,8 @@ class AssignedQueue:
         self.confirmed = report.progress
         if report.seen is not None:
             self.read_log.reported(report.seen)
+            if len(report.seen.stamps) == MAX_REPORTED:
+                self.confirmed = None  # the others come with the next report
 
     def report_again(self) -> None:
         """What was reported may be lost."""

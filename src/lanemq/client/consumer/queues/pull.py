@@ -31,6 +31,7 @@ from lanemq.net.rate_limited_log import RateLimitedLog
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.headers import PullHeader
 from lanemq.wire.log_marks import log_mark
+from lanemq.wire.properties import PropertyName, find_property
 from lanemq.wire.record import PULL_SUBSCRIPTION, PULL_SUSPEND
 
 log = ClientLog(__name__)
@@ -130,7 +131,7 @@ class Puller:
         await self._heartbeat.send_to(self._calls.address(queue.topic, assigned.coordinator))
         if not await self._is_same_log(assigned):
             return
-        if self._drops_repeats and assigned.read_log.stamps is None and not assigned.is_lanemq:
+        if self._drops_repeats(assigned) and assigned.read_log.stamps is None:
             assigned.read_log.stamps = await self._look_back(assigned, offset)
         assigned.last_pull = self._clock.now()
         pulled = await self._calls.pull(self._header(assigned, offset), queue.broker, partial(self._answered, assigned))
@@ -154,8 +155,10 @@ class Puller:
         log.master = master
         return True
 
-    @property
-    def _drops_repeats(self) -> bool:
+    def _drops_repeats(self, assigned: AssignedQueue) -> bool:
+        """Not in a retry topic: there every attempt of a message has the stamp of the first one."""
+        if assigned.is_lanemq or assigned.source.is_retry:
+            return False
         wanted = self._options.drop_repeats
         return self._calls.coordination.address is not None if wanted is None else wanted
 
@@ -233,6 +236,9 @@ class Puller:
 
     def _is_repeat(self, assigned: AssignedQueue, seen: SeenStamps, message: Message) -> bool:
         if not seen.is_repeat(message.stamp, message.queue_offset):
+            return False
+        # An Apache broker stores a delayed message with its stamp when it is due, after newer ones of its producer.
+        if find_property(message.record.properties_text, PropertyName.REAL_TOPIC) is not None:
             return False
         log.info("%s: offset %d is a repeat and is left out", assigned, message.queue_offset)
         if self._options.history.on:
