@@ -363,7 +363,7 @@ def lane_fence(patch: Patch) -> None:
     def finished(self: Any, lane: Any, messages: Any) -> bool:
         more = real(self, lane, messages)
         if not more and self._of(lane) is not None:
-            return bool(self._leave(self._lanes[lane.key]))
+            return bool(self._remove(self._lanes[lane.key]))
         return more
 
     real = LanesAside.finished
