@@ -192,7 +192,7 @@ def _start_demo(parts: UpParts, server: str, history: Path) -> None:
 
 
 def _front_options(listen: str) -> list[str]:
-    """The broker's options for a front. Nobody asked for the default: it may be missing."""
+    """The broker's options for a front. The default address may be in use: then there is no front."""
     chosen = click.get_current_context().get_parameter_source("grpc_at") is not ParameterSource.DEFAULT
     if listen == "off":
         return []
