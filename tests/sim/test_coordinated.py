@@ -51,7 +51,7 @@ def no_comparison(patch: Patch) -> None:
 
 def no_stamps(patch: Patch) -> None:
     """Members do not leave repeats out."""
-    patch(Puller, "_drops_repeats", False)
+    patch(Puller, "_drops_repeats", lambda *_: False)
 
 
 @dataclass(frozen=True)
