@@ -85,7 +85,7 @@ class ComparisonHandler:
         await asyncio.gather(*map(compare, places))
         result.others = [_described(each) for each in sorted(others, key=lambda each: each.progress.queue)]
         if body.apply and others:
-            # Of an owner that reports meanwhile, the log is the same: it has compared it.
+            # An owner that reported during the comparison has compared the log itself: it is the same.
             still = [
                 each for each in others if each.progress.seen is not None and each.progress.seen.marks == each.marks
             ]

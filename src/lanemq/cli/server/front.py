@@ -107,13 +107,13 @@ def check_grpc_packages() -> None:
 
 
 def check_protection(listen: Address, *, users: bool, tls: bool) -> None:
-    """Refuses users without TLS on a network: their signature can be used again by whoever sees it."""
+    """Refuses users without TLS on a network: anyone who sees their signature can use it again."""
     if is_loopback(listen.host):
         return
     if users and not tls:
         raise CliError(
-            f"{listen} can be reached from other machines, and whoever sees the signature of a gRPC client can use it "
-            f"again: serve TLS (--cert), or listen on 127.0.0.1"
+            f"{listen} can be reached from other machines, and anyone who sees the signature of a gRPC client can use "
+            f"it again: serve TLS (--cert), or listen on 127.0.0.1"
         )
     if not users:
         announce(

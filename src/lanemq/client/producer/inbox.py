@@ -10,7 +10,7 @@ With many queues, each reply would find a message or two for each of them, and a
 So while the broker has many requests to answer, a reply leaves the messages where they are (`is_due`).
 
 A message whose thread finds the lock taken waits here, too (`leave`): by another thread, or by its own, because a
-finalizer or a signal handler sends it in the middle of the producer's work. Whoever has the lock moves it.
+finalizer or a signal handler sends it in the middle of the producer's work. The thread that has the lock moves it.
 
 Invariants: there is one line for all topics, and whoever brings other messages moves the line first, so no message
 overtakes another. The inbox is open only while a reply is expected that will empty it, and while the buffer has room

@@ -5,7 +5,7 @@ coordinator keeps marks of what the group has read; the owner compares them when
 itself after every lost connection and at every other master, before it pulls there.
 
 If only unfinished messages were lost, the owner takes the queue again from the committed offset. If messages that the
-group is done with are not there, nobody can tell which new messages were passed: the queue stops, until an operator
+group is done with are not there, it cannot be known which new messages were passed: the queue stops, until an operator
 drops what lies above the last message that is the same.
 """
 
