@@ -103,7 +103,7 @@ def test_later_errors_are_answered_and_a_closed_connection_is_forgotten() -> Non
         answers = OneStep()
         answers.begin(refused, 1, steps("a", 2, done, BrokerRefused(ResponseCode.NO_PERMISSION, "no")))
         answers.begin(broken, 2, steps("b", 2, done, RuntimeError("a mistake")))
-        watched = WatchedRequest(Command(1, 3), outcomes.append)
+        watched = WatchedRequest.of(Command(1, 3), outcomes.append)
         answers.answers.begin(gone, watched, steps("c", 50, done))  # type: ignore[arg-type]
         gone.is_open = False
         await answers.made()

@@ -183,7 +183,7 @@ def test_unknown_language_becomes_other_in_binary() -> None:
 def test_fast_response_equals_the_plain_one(
     opaque: int, code: int, ext: dict[str, str] | None, remark: str | None
 ) -> None:
-    plain = Command(code, opaque, 1, ext, b"body", remark)
+    plain = Command(code, opaque, 1, ext or {}, b"body", remark)
     assert encode_response(opaque, code, ext, b"body", remark) == encode_command(plain)
 
 

@@ -2,6 +2,9 @@
 
 import logging
 from collections.abc import Callable, Container, Iterable, Mapping
+from typing import Self
+
+from msgspec.structs import asdict
 
 from lanemq.broker.body_limits import SMALL_BODY, body_problem
 from lanemq.clock import Clock, SystemClock
@@ -44,25 +47,15 @@ DONE = "done"
 class WatchedRequest(Command):
     """A request whose outcome is reported once: when it is answered, or when its answer is given up."""
 
-    __slots__ = ("_report",)
+    report: Callable[[str], None] | None = None
 
-    def __init__(self, request: Command, report: Callable[[str], None]) -> None:
-        super().__init__(
-            request.code,
-            request.opaque,
-            request.flag,
-            request.ext,
-            request.body,
-            request.remark,
-            request.language,
-            request.version,
-            request.serialize_type,
-        )
-        self._report: Callable[[str], None] | None = report
+    @classmethod
+    def of(cls, request: Command, report: Callable[[str], None]) -> Self:
+        return cls(**asdict(request), report=report)
 
     def ended(self, outcome: str) -> None:
         """Report the outcome, unless one is reported already."""
-        report, self._report = self._report, None
+        report, self.report = self.report, None
         if report is not None:
             report(outcome)
 

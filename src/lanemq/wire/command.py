@@ -270,32 +270,18 @@ class BadHeader(RemoteProtocolError):
         super().__init__(f"command header cannot be read: {problem}")
 
 
-class Command:
+class Command(msgspec.Struct):
     """A request or a response."""
 
-    __slots__ = ("body", "code", "ext", "flag", "language", "opaque", "remark", "serialize_type", "version")
-
-    def __init__(
-        self,
-        code: int,
-        opaque: int,
-        flag: int = 0,
-        ext: dict[str, str] | None = None,
-        body: bytes = b"",
-        remark: str | None = None,
-        language: str = LANGUAGE,
-        version: int = VERSION,
-        serialize_type: int = JSON,
-    ) -> None:
-        self.code = code
-        self.opaque = opaque
-        self.flag = flag
-        self.ext: dict[str, str] = {} if ext is None else ext
-        self.body = body
-        self.remark = remark
-        self.language = language
-        self.version = version
-        self.serialize_type = serialize_type
+    code: int
+    opaque: int
+    flag: int = 0
+    ext: dict[str, str] = {}
+    body: bytes = b""
+    remark: str | None = None
+    language: str = LANGUAGE
+    version: int = VERSION
+    serialize_type: int = JSON
 
     @property
     def is_response(self) -> bool:
@@ -304,13 +290,6 @@ class Command:
     @property
     def is_oneway(self) -> bool:
         return self.flag & ONEWAY_BIT != 0
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Command):
-            return NotImplemented
-        return all(getattr(self, name) == getattr(other, name) for name in Command.__slots__)
-
-    __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         kind = "response" if self.is_response else "oneway" if self.is_oneway else "request"
@@ -393,7 +372,7 @@ def response_to(
     remark: str | None = None,
 ) -> Command:
     """A response to a request: same opaque, same header format, response bit set."""
-    return Command(code, request.opaque, RESPONSE_BIT, ext, body, remark, serialize_type=request.serialize_type)
+    return Command(code, request.opaque, RESPONSE_BIT, ext or {}, body, remark, serialize_type=request.serialize_type)
 
 
 _NO_EXT: dict[str, str] = {}

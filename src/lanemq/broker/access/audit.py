@@ -84,7 +84,7 @@ class Audit:
 
     def watched(self, peer: Peer, request: Command) -> WatchedRequest:
         """An administrative request whose outcome is logged."""
-        return WatchedRequest(request, lambda outcome: self._log(peer, request, outcome))
+        return WatchedRequest.of(request, lambda outcome: self._log(peer, request, outcome))
 
     def refused(self, peer: Peer, request: Command, why: str) -> None:
         if request.code not in ADMINISTRATIVE:

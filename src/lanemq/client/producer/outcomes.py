@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeAlias, cast
+from dataclasses import replace
+from typing import Any, TypeAlias, cast
+
+from msgspec import Struct
 
 from lanemq._fast import compiled
 from lanemq.client.producer.batches import PendingMessage, delay_of
@@ -20,8 +22,8 @@ from lanemq.wire.lane_fields import LANE_DUPLICATE, LANE_KNOWN_OFFSET, LANE_SKIP
 _STORED_AS = {each.value: each for each in StoredAs}
 
 
-class Stored(NamedTuple):
-    """Messages that were stored one behind the other. A tuple, because there is one per reply."""
+class Stored(Struct, frozen=True):
+    """Messages that were stored one behind the other."""
 
     messages: Sequence[PendingMessage]
     queue: MessageQueue
@@ -38,8 +40,7 @@ class Stored(NamedTuple):
         return [(each.stored, index, receipt) for each, index, receipt in settle(messages, Receipt, *facts)]
 
 
-@dataclass(frozen=True, slots=True)
-class NotStored:
+class NotStored(Struct, frozen=True):
     """Messages that are given up. The error says whether the broker may have them."""
 
     messages: Sequence[PendingMessage]
@@ -123,7 +124,10 @@ def _placed(stored: Stored) -> list[Stored]:
     """If the broker no longer knows the offsets, one outcome per message: none is known to follow another."""
     if stored.first_offset >= 0:
         return [stored]
-    return [stored._replace(messages=(message,)) for message in stored.messages]
+    return [
+        Stored((message,), stored.queue, stored.first_offset, stored.stored, stored.repeat)
+        for message in stored.messages
+    ]
 
 
 def without(outcomes: Sequence[Stored], given_up: Collection[int]) -> list[Stored]:

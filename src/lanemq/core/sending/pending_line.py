@@ -11,9 +11,10 @@ short start of the line, at each larger part once, and at the messages of the pa
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import Generic, TypeVar
+
+from msgspec import Struct
 
 from lanemq.core.sending.sent_window import SendBatch
 from lanemq.model.units import Millis
@@ -25,8 +26,7 @@ MAX_LISTED, MAX_UNREAD = 64, 2000
 line pays nothing, and a failure in it reads little."""
 
 
-@dataclass(slots=True, eq=False)
-class PendingPart(Generic[M]):
+class PendingPart(Struct, Generic[M], eq=False):
     """Messages that were added together, or leave together; the deadline is that of the first one."""
 
     messages: Sequence[M]

@@ -17,6 +17,8 @@ from enum import Enum
 from itertools import takewhile
 from typing import Any, Generic, TypeVar
 
+from msgspec import Struct
+
 from lanemq.model.units import Epoch, Millis
 
 M = TypeVar("M")
@@ -60,8 +62,7 @@ class Failed(Generic[M]):
         return (*self.refused, *self.unknown, *self.unsent, *self.behind, *self.blocked)
 
 
-@dataclass(slots=True, eq=False)
-class SendBatch(Generic[M]):
+class SendBatch(Struct, Generic[M], eq=False):
     """Messages that share a request, with sequences first_sequence, first_sequence + 1, ... of their epoch. It lives
     from the first attempt until it is acknowledged, given up or split."""
 
