@@ -25,7 +25,7 @@ QUEUES = tuple(MessageQueue("orders", "b", number) for number in range(4))
 
 def intake(kind: dict[str, Any], make: Any = SubmittedFuture, passes_bytes: bool = True) -> Any:
     numbers = iter(range(10**6))
-    made = kind["Intake"](encoded, lambda: f"{next(numbers):032X}", make, lambda: None, 50, passes_bytes)
+    made = kind["Intake"](encoded, lambda: f"{next(numbers):032X}", make, 50, passes_bytes)
     made.topics["orders"] = KeySenders(TopicRoute("orders", QUEUES, (), {}), new_engine())
     made.open = True
     return made

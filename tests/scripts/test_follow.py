@@ -9,7 +9,7 @@ import pytest
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "follow.py"
 CEILINGS = {
-    "send": {"client": (23, 85), "broker": (26, 52)},
+    "send": {"client": (21, 70), "broker": (25, 45)},
     "consume": {"client": (31, 135)},
 }
 """Files and returns on each side. Threads meet in different orders, so counts vary: the least of some runs counts."""

@@ -116,17 +116,17 @@ cdef class Intake:
     cdef public bint open
     cdef public Py_ssize_t max_messages, max_bytes
     cdef readonly Py_ssize_t bytes
-    cdef object _encode, _next_id, _new_future, _empty, _loop
+    cdef object _encode, _next_id, _new_future, _loop
     cdef MessageIds _ids
     cdef Py_ssize_t _max_body
     cdef bint _passes_bytes, _makes_submitted, _makes_loop_futures
     cdef list _line
 
-    def __init__(self, encode, next_id, new_future, empty, Py_ssize_t max_body, bint passes_bytes):
+    def __init__(self, encode, next_id, new_future, Py_ssize_t max_body, bint passes_bytes):
         self.topics = {}
         self.max_messages, self.max_bytes = MAX_IN_LINE, MIN_INBOX_BYTES
         self._line = []
-        self._encode, self._next_id, self._new_future, self._empty = encode, next_id, new_future, empty
+        self._encode, self._next_id, self._new_future = encode, next_id, new_future
         self._makes_submitted, self._makes_loop_futures = new_future is SubmittedFuture, new_future is LoopFuture
         self._ids = _source(next_id)
         self._max_body, self._passes_bytes = max_body, passes_bytes
@@ -149,8 +149,6 @@ cdef class Intake:
         message._sender = sender
         self._line.append(message)
         self.bytes += message.size
-        if not self.open:
-            self._empty()
         return waiter
 
     def put(self, sender, message):

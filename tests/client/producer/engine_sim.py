@@ -42,7 +42,7 @@ def new_engine() -> SendEngine:
 
 def open_intake(new_future: Callable[[], Any]) -> Intake:
     """The line of an inbox that takes messages of the topic orders."""
-    intake = Intake(bytes, lambda: "id", new_future, lambda: None, 100, True)
+    intake = Intake(bytes, lambda: "id", new_future, 100, True)
     intake.topics["orders"] = KeySenders(route_of(QUEUE, checks_stamps=True), new_engine())
     intake.open = True
     return intake

@@ -1,4 +1,4 @@
-"""Messages that are left in the inbox while a reply is expected are sent in order, and none is left behind."""
+"""Messages that are left in the inbox are sent in order, and none is left behind."""
 
 import asyncio
 import threading
@@ -22,12 +22,11 @@ from lanemq.client.producer.inbox import (
     MAX_MESSAGES,
     MESSAGES_PER_QUEUE,
     MIN_BYTES,
-    Intake,
     KeySenders,
     SendInbox,
 )
 from lanemq.client.producer.options import ProducerOptions
-from lanemq.client.producer.waiters import NO_WAITER, SubmittedFuture
+from lanemq.client.producer.waiters import SubmittedFuture
 from lanemq.client.topic_route import TopicRoute
 from lanemq.core.sending.sharding import pick_queue
 from lanemq.model.errors import Closed, CodecError, LaneFrozen, MessageRefused, MessageTooLarge
@@ -426,7 +425,7 @@ def test_drop_gives_up_messages_of_the_key_in_the_inbox(broker: FakeBroker) -> N
 
 def inbox_of(engine: SendEngine | None = None, **settings: Any) -> SendInbox:
     options = ProducerOptions(codec="bytes", **settings)
-    inbox = SendInbox(options, engine or new_engine(), Packer(options), SubmittedFuture, lambda: None)
+    inbox = SendInbox(options, engine or new_engine(), Packer(options), SubmittedFuture)
     inbox.learn(route(4))
     return inbox
 
@@ -435,7 +434,7 @@ def route(queues: int, **more: Any) -> TopicRoute:
     return TopicRoute("orders", tuple(MessageQueue("orders", "fake", n) for n in range(queues)), (), {}, **more)
 
 
-def test_the_inbox_is_open_only_while_a_reply_is_expected() -> None:
+def test_the_inbox_is_open_only_while_its_producer_says_so() -> None:
     inbox = inbox_of()
     assert inbox.take("orders", "k", b"x") is None
     inbox.adjust(True, 0)
@@ -533,16 +532,34 @@ def test_known_keys_are_bounded() -> None:
     assert len(places) <= KNOWN_KEYS
 
 
-def test_a_message_accepted_while_the_inbox_closes_is_not_left_behind() -> None:
-    """The thread that closed the inbox may have emptied it before: then the late caller has to."""
-    emptied: list[int] = []
+def test_a_message_does_not_wait_in_the_inbox_for_a_reply_that_no_request_will_get(
+    broker: FakeBroker, kind: Open
+) -> None:
+    with kind(broker.address) as producer:
+        warmed(producer)
+        future = producer.submit("orders", 1, key="k")
+        assert left(producer) == 0
+        assert future.result(20).offset == 1
 
-    def closes() -> Any:
-        intake.open = False
-        return NO_WAITER
 
-    intake = Intake(bytes, lambda: "id", closes, lambda: emptied.append(len(intake)), 100, True)
-    intake.topics["orders"] = KeySenders(route(4), new_engine())
-    intake.open = True
-    assert intake.take("orders", "k", b"x") is NO_WAITER
-    assert emptied == [1]
+def test_a_message_is_sent_if_the_last_reply_comes_while_it_is_encoded(broker: FakeBroker) -> None:
+    """The inbox was open when the call began, and that reply has found it empty."""
+    answered: list[Any] = []
+
+    class Slow:
+        def encode(self, value: Any) -> bytes:
+            if value == b"late":
+                busy.answer.set()
+                answered.append(first.result(20))
+            return bytes(value)
+
+        def decode(self, body: bytes, kind: object = None) -> bytes:
+            return body
+
+    with Blocking(broker.address, codec=Slow()) as producer:
+        producer.send("orders", b"warm", key="k")
+        producer.producer._maintain_once = lambda *_: None  # type: ignore[method-assign]
+        busy = Busy(broker)
+        first = producer.submit("orders", b"first", key="k")
+        late = producer.submit("orders", b"late", key="k")
+        assert late.result(20).offset == answered[0].offset + 1 == 2

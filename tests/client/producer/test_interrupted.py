@@ -280,7 +280,7 @@ def test_messages_refused_from_the_inbox_are_garbage_collected() -> None:
     engine = served().engine
     route, options = route_of(QUEUE, checks_stamps=True), ProducerOptions(codec="bytes")
     engine.sender_for(QUEUE, route).frozen_keys.freeze("a", MessageRefused(13, "bad"), None, wall=Millis(1))
-    inbox = SendInbox(options, engine, Packer(options), SubmittedFuture, list)
+    inbox = SendInbox(options, engine, Packer(options), SubmittedFuture)
     inbox.learn(route)
     inbox.adjust(True, 0)
     before = alive()

@@ -180,3 +180,4 @@ def test_a_message_waits_for_a_broker_that_is_not_yet_the_master(
 def see_the_change(producer: Blocking | OnALoop) -> None:
     """The next call asks for the route again, as after a broker that refused a message."""
     producer.producer._routes.stale("orders")
+    producer.producer._inbox.forget("orders")

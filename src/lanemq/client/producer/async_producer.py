@@ -67,7 +67,6 @@ class AsyncProducer(ProducerBase[Connection]):
 
     def _begin(self) -> None:
         self._begin_with(LoopFuture)
-        self._may_time_out = receipt_seconds(self._options, 0) is not None
         self._pool = ConnectionPool(security=self._security, clock=self._clock)
         self._routes = AsyncRoutes(
             parse_addresses(self._servers),
@@ -117,7 +116,7 @@ class AsyncProducer(ProducerBase[Connection]):
         waiter, began = TaskWaiter(), self._clock.now() if self._may_time_out else 0
         try:
             if not arguments and key is not None and self._take(topic, key, value, waiter) is not None:
-                self._empty_soon()
+                self._empty_soon() if self._unanswered else self._empty_inbox()
             else:
                 await self._accept(topic, value, key, arguments, waiter, sender_waits=True)
             if not self._may_time_out:
@@ -143,6 +142,8 @@ class AsyncProducer(ProducerBase[Connection]):
         if not arguments and key is not None:
             taken: LoopFuture | None = self._take(topic, key, value)
             if taken is not None:
+                if not self._unanswered:  # no reply will empty the inbox
+                    self._empty_inbox()
                 return taken
         future = LoopFuture()
         await self._accept(topic, value, key, arguments, future, sender_waits=False)

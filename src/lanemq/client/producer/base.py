@@ -4,9 +4,9 @@
 `_change`: it runs under the producer's lock, which does not exist on an event loop, and what it decides is carried out
 after the lock is released: requests are written, senders are notified, lines are logged.
 
-A message has one way in: a call encodes it, and `_hand_over` (or the inbox, while the broker is busy) gives it to
-`SendEngine.accept`, which appends it to the sender of its queue. It has one way out: `_replied`, `SendEngine.replied`
-and the outcome that notifies its waiter.
+A message has one way in: a call encodes it and leaves it in the inbox, which is emptied into `SendEngine.accept`, which
+appends it to the sender of its queue. Messages that the inbox does not take (`_hand_over`) follow it there. It has one
+way out: `_replied`, `SendEngine.replied` and the outcome that notifies its waiter.
 """
 
 from abc import ABC, abstractmethod
@@ -37,7 +37,7 @@ from lanemq.client.producer.freezes import Frozen, Sender
 from lanemq.client.producer.inbox import SendInbox
 from lanemq.client.producer.options import ProducerOptions, ProducerSettings, producer_options
 from lanemq.client.producer.outcomes import Outcome
-from lanemq.client.producer.waiters import BatchWaiter, SingleWaiter
+from lanemq.client.producer.waiters import BatchWaiter, SingleWaiter, receipt_seconds
 from lanemq.client.receipt import Receipt, Receipts
 from lanemq.client.routing import CachedRoutes
 from lanemq.client.topic_route import TopicRoute
@@ -113,8 +113,9 @@ class ProducerBase(ABC, Generic[L]):
         self._chooser = QueueChooser(lambda topic: self._routes.missing(topic))
         builder = RequestBuilder(self._options.group, self._client_id, new_producer_id())
         self._engine = SendEngine(self._options, builder, self._clock)
-        self._inbox = SendInbox(self._options, self._engine, self._packer, new_future, self._move_left)
+        self._inbox = SendInbox(self._options, self._engine, self._packer, new_future)
         self._take = self._inbox.take
+        self._may_time_out = receipt_seconds(self._options, 0) is not None
         self._links: dict[str, L] = {}
         self._unanswered = self._in_line = 0
         """Requests without a reply, and calls on an event loop that wait for a route or for room."""
@@ -252,10 +253,6 @@ class ProducerBase(ABC, Generic[L]):
         self._engine.check(by_queue)
         return self._hand_over(route, by_queue)
 
-    def _move_left(self) -> None:
-        """A message was left in the inbox for which perhaps no reply will come."""
-        self._empty_inbox()
-
     def _move(self, others: Mapping[Sender, Sequence[PendingMessage]] = NOTHING_ELSE) -> Actions:
         """Empties the inbox into the senders, and gives them these messages behind it. A step of `_change`."""
         if self._gave_up:
@@ -273,8 +270,7 @@ class ProducerBase(ABC, Generic[L]):
     def _adjust_inbox(self) -> None:
         """With the lock held, after every change of what the inbox depends on. It is closed while calls on an event
         loop wait in line, or `submit` would overtake them."""
-        may_open = self._unanswered > 0 and not self._closing and not self._in_line
-        self._inbox.adjust(may_open, self._engine.unsettled.bytes)
+        self._inbox.adjust(not (self._closing or self._in_line), self._engine.unsettled.bytes)
 
     # changes of the engine
 
@@ -316,11 +312,11 @@ class ProducerBase(ABC, Generic[L]):
                 self._engine.replied(request, reply, error, actions)
             return actions
 
-        self._change(step)
         if self._outages.away:
             for broker in dict.fromkeys(request.broker for request, reply, _ in replies if reply is not None):
                 self._outages.answered(self._links[broker].address)
                 self._outages.answered(broker)
+        self._change(step)
 
     def _send_all(self) -> FlushMark:
         """Sends what has been accepted, without waiting for more to share its batch."""
@@ -330,12 +326,14 @@ class ProducerBase(ABC, Generic[L]):
         return mark
 
     def _finish(self, actions: Actions) -> None:
-        """Carries out everything but requests, which are already written."""
-        for topic in actions.stale_topics:  # before the outcomes: a caller that gets one may send again at once
+        """Carries out everything but requests, which are already written.
+
+        A caller that gets its outcome may send again at once. So routes are up to date before; and hardly anything
+        follows, or the caller's thread, which is awake then, would wait for this one to release the interpreter.
+        """
+        for topic in actions.stale_topics:
             self._routes.stale(topic)
-        if actions.outcomes:
-            self._notify(actions.outcomes)
-            self._tell_waiting()
+            self._inbox.forget(topic)
         for topic in actions.silent_topics:
             self._routes.unreachable(topic)
             if self._routes.is_due(topic):
@@ -346,6 +344,9 @@ class ProducerBase(ABC, Generic[L]):
             self._hang_up(link)
         if actions.wake:
             self._wake_maintenance()
+        if actions.outcomes:
+            self._notify(actions.outcomes)
+            self._tell_waiting()
         for line in actions.lines:  # last, because a handler of the log may use the producer
             self._engine_log.log(line.level, line.text, *line.args)
 

@@ -111,7 +111,7 @@ class SendEngine:
                 self.unsettled.accepted(sender.queue, together)
                 self._active[sender] = None
                 broker = self._brokers[sender.queue.broker]
-                actions.requests += self.requests_of(sender)
+                actions.requests += self.requests_of(sender, now)
                 actions.wake |= (self._lingers and sender.lingers) if broker.connected else not broker.dialing
         return actions
 
@@ -137,11 +137,10 @@ class SendEngine:
 
     # requests out
 
-    def requests_of(self, sender: Sender) -> "list[SendRequest]":
+    def requests_of(self, sender: Sender, now: Millis) -> "list[SendRequest]":
         """The requests of a queue to send now."""
         requests: list[SendRequest] = []
         if self._brokers[sender.queue.broker].connected:
-            now = self._clock.now()
             while (batch := sender.next_batch(now)) is not None:
                 if batch.command is None:
                     batch.command = self._builder.send(
@@ -157,9 +156,10 @@ class SendEngine:
 
     def send_all_now(self) -> "list[SendRequest]":
         """The requests that remain if no message lingers any longer."""
+        now = self._clock.now()
         for sender in self._active:
             sender.end_linger()
-        return [request for sender in self._active for request in self.requests_of(sender)]
+        return [request for sender in self._active for request in self.requests_of(sender, now)]
 
     # replies in
 
@@ -242,13 +242,14 @@ class SendEngine:
         if sender.idle:
             self._active.pop(sender, None)
         else:
-            actions.requests += self.requests_of(sender)
+            actions.requests += self.requests_of(sender, self._clock.now())
 
     # connections
 
     def connected(self, broker: str) -> "list[SendRequest]":
         self._brokers[broker].has_connected()
-        return [request for sender in self._active_at(broker) for request in self.requests_of(sender)]
+        now = self._clock.now()
+        return [request for sender in self._active_at(broker) for request in self.requests_of(sender, now)]
 
     def disconnected(self, broker: str) -> None:
         """The connection was lost. The producer then calls `replied` for every request without a reply."""

@@ -1,10 +1,10 @@
-"""The line in which plain messages wait while the broker is busy, until a reply moves all of them to their senders.
+"""The line through which plain messages go to their senders, and in which they wait while the broker is busy.
 
-A message that finds earlier ones unanswered would only wait behind them. So `submit`, and `send` on an event loop, do
-what their caller must learn at once (encode the value, check the size, assign the id) and leave the message here,
-without the producer's lock. The next reply, the maintenance thread or the next call that takes the lock moves
-everything to the senders, in one `SendEngine.accept`; on an event loop, so does the loop's next iteration after a
-`send`.
+`send` and `submit` do what their caller must learn at once (encode the value, check the size, assign the id) and leave
+the message here, without the producer's lock. Whoever has the lock then moves everything to the senders, in one
+`SendEngine.accept`. `send` tries to at once; on an event loop, the next iteration does so for all tasks together.
+A message of `submit` that finds earlier ones unanswered would only wait behind them: the next reply moves it, or the
+next call that takes the lock.
 
 With many queues, each reply would find a message or two for each of them, and a request costs far more than a message.
 So while the broker has many requests to answer, a reply leaves the messages where they are (`is_due`).
@@ -13,9 +13,10 @@ A message whose thread finds the lock taken waits here, too (`leave`): by anothe
 finalizer or a signal handler sends it in the middle of the producer's work. The thread that has the lock moves it.
 
 Invariants: there is one line for all topics, and whoever brings other messages moves the line first, so no message
-overtakes another. The inbox is open only while a reply is expected that will empty it, and while the buffer has room
-for a full inbox: no message is left behind, and the buffer never overflows. A thread that leaves a message sets
-`must_move` and then tries the lock; a thread that releases the lock looks at `must_move` afterwards.
+overtakes another. The inbox is open only while the buffer has room for a full one, so the buffer never overflows. No
+message is left behind: a caller that leaves one looks afterwards whether a reply is expected, and a reply is counted
+before it looks into the inbox. A thread that leaves a message without such a reply sets `must_move` and then tries the
+lock; a thread that releases the lock looks at `must_move` afterwards.
 """
 
 from collections import deque
@@ -63,7 +64,7 @@ KNOWN_KEYS, KNOWN_TOPICS = 16_384, 256
 
 
 class SendInbox:
-    """The inbox of one producer. All methods but `take` and `leave` are called under the engine's lock."""
+    """The inbox of one producer. All methods but `take`, `leave` and `forget` are called under the engine's lock."""
 
     must_move = False
     """Messages are in line for which perhaps no reply will come."""
@@ -74,12 +75,11 @@ class SendInbox:
         engine: SendEngine,
         packer: Packer,
         new_future: Callable[[], Any],
-        empty: Callable[[], None],
     ) -> None:
         max_body = min(MAX_BODY_BYTES, COMPRESS_ABOVE - 1, options.max_body_bytes)
         max_bytes = max(MIN_BYTES, min(MAX_BYTES, options.buffer_bytes // 4))
         self._engine = engine
-        self._intake = Intake(packer.encode, packer.next_id, new_future, empty, max_body, packer.passes_bytes)
+        self._intake = Intake(packer.encode, packer.next_id, new_future, max_body, packer.passes_bytes)
         self._intake.max_bytes = max_bytes - _MAX_SIZE
         # Lingering is counted from the call, which the inbox does not do.
         self._free = -1 if options.linger else options.buffer_bytes - max_bytes
@@ -104,9 +104,13 @@ class SendInbox:
         """Puts any message in line, without the lock; the caller sees to it that it is moved."""
         self._intake.put(sender, message)
 
-    def adjust(self, awaits_reply: bool, buffered_bytes: int) -> None:
-        """Opens the inbox if a reply is certain to come and the buffer has room for a full inbox, else closes it."""
-        self._intake.open = awaits_reply and buffered_bytes <= self._free
+    def adjust(self, may_open: bool, buffered_bytes: int) -> None:
+        """Opens the inbox if it may be and the buffer has room for a full one, else closes it."""
+        self._intake.open = may_open and buffered_bytes <= self._free
+
+    def forget(self, topic: str) -> None:
+        """A broker contradicted the route of this topic: its next message asks for the route. Without the lock."""
+        self._intake.topics.pop(topic, None)
 
     def learn(self, route: TopicRoute) -> None:
         """Lets later messages of this topic in, unless it does not exist yet, has no queue, or keys would move.
@@ -170,14 +174,13 @@ class Intake:
         encode: Callable[[object], bytes],
         next_id: Callable[[], str],
         new_future: Callable[[], Any],
-        empty: Callable[[], None],
         max_body: int,
         passes_bytes: bool,
     ) -> None:
         self.topics: dict[str, KeySenders] = {}
         self.open = False
         self.max_messages, self.max_bytes = MAX_MESSAGES, MIN_BYTES
-        self._encode, self._next_id, self._new_future, self._empty = encode, next_id, new_future, empty
+        self._encode, self._next_id, self._new_future = encode, next_id, new_future
         self._max_body, self._passes_bytes = max_body, passes_bytes
         self._line: deque[tuple[Sender, PendingMessage]] = deque()
         self.bytes = 0
@@ -201,8 +204,6 @@ class Intake:
         text = properties_text(key, message_id)
         size = len(body) + len(text) + MESSAGE_OVERHEAD
         self.put(sender, PendingMessage(body, text, message_id, key, 0, False, False, waiter, 0, size))
-        if not self.open:
-            self._empty()  # it was closed in between, so perhaps no other thread will empty it
         return waiter
 
     def put(self, sender: Sender, message: PendingMessage) -> None:

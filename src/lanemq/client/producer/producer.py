@@ -131,10 +131,14 @@ class Producer(ProducerBase[ProducerLink]):
         it then fails, its key is frozen.
         """
         self._check_may_wait("send")
-        waiter, began = ThreadWaiter(), self._clock.now()
+        waiter, began = ThreadWaiter(), self._clock.now() if self._may_time_out else 0
         try:
-            self._accept(topic, value, key, arguments, waiter, sender_waits=True)
-            if waiter.wait(receipt_seconds(self._options, self._clock.now() - began)):
+            if not arguments and key is not None and self._take(topic, key, value, waiter) is not None:
+                self._move_left()
+            else:
+                self._accept(topic, value, key, arguments, waiter, sender_waits=True)
+            left = receipt_seconds(self._options, self._clock.now() - began) if self._may_time_out else None
+            if waiter.wait(left):
                 return waiter.result()
         except LaneError:
             raise
@@ -155,6 +159,8 @@ class Producer(ProducerBase[ProducerLink]):
         if not arguments and key is not None:
             taken: Future[Receipt] | None = self._take(topic, key, value)
             if taken is not None:
+                if not self._unanswered:  # no reply will empty the inbox
+                    self._move_left()
                 return taken
         future = SubmittedFuture()
         self._accept(topic, value, key, arguments, future, sender_waits=False)
@@ -329,6 +335,7 @@ class Producer(ProducerBase[ProducerLink]):
         return True
 
     def _move_left(self) -> None:
+        """A message was left in the inbox for which perhaps no reply will come."""
         self._inbox.must_move = True
         if self._interrupts_us():
             self._wake_maintenance()
