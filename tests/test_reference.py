@@ -67,7 +67,7 @@ def test_the_page_of_options_has_every_option_of_a_broker_as_its_help_says() -> 
 
 
 def test_the_help_of_the_broker_fits_on_one_screen() -> None:
-    result = CliRunner().invoke(main, ["broker", "--help"], terminal_width=120)
+    result = CliRunner().invoke(main, ["broker", "--help"], terminal_width=80)
     assert len(result.output.splitlines()) <= 40
 
 

@@ -73,15 +73,16 @@ def _more_options(command: F) -> F:
     "--name",
     default=DEFAULT_BROKER_NAME,
     show_default=True,
-    help="Broker name. Changing it changes every queue's name.",
+    metavar="NAME",
+    help="Part of every queue's name.",
 )
 @click.option(
     "--recover",
     is_flag=True,
-    help="Start although state.db was lost (topics and epochs come from recovery.json), or files of the log.",
+    help="Start although state.db or log files were lost.",
 )
 @click.option(
-    "--relaxed", is_flag=True, help="Acknowledge before fdatasync: faster, but a power cut can lose messages."
+    "--relaxed", is_flag=True, help="Acknowledge before fdatasync: faster, but a power cut may lose messages."
 )
 @click.option("--no-auto-create", is_flag=True, help="Refuse messages to topics that do not exist.")
 @click.option(
@@ -89,16 +90,14 @@ def _more_options(command: F) -> F:
     type=duration,
     default="72h",
     show_default=True,
-    metavar="DURATION",
-    help="How long messages are kept: seconds, or a number with a unit, such as 72h or 3d.",
+    metavar="TIME",
+    help="How long to keep messages, such as 3d.",
 )
-@click.option(
-    "--retention-bytes", type=int, default=0, help="Size limit of the log; 0 means three quarters of the disk."
-)
+@click.option("--retention-bytes", type=int, default=0, metavar="N", help="Size limit of the log; 0: 3/4 of the disk.")
 @click.option(
     "--grpc",
     metavar="HOST:PORT",
-    help="Also serve RocketMQ 5's gRPC clients there, by a process of its own (lanemq grpc).",
+    help="Serve RocketMQ 5's gRPC clients there, too.",
 )
 @last_options(DEFAULT_MONITOR_PORT)
 @_more_options
@@ -116,9 +115,8 @@ def broker(
 ) -> None:
     """Run a broker, which is its own name server, on one port.
 
-    SIGTERM or Ctrl-C stops it cleanly; a second signal ends it at once. Every option can come from a file (--config)
-    or from the environment (LANEMQ_BROKER_LISTEN, and so on). `lanemq config show` lists them, with some more that few
-    brokers need, and says what would be used.
+    SIGTERM or Ctrl-C stops it; a second signal ends it at once. Options can come from a file or from the environment
+    (LANEMQ_BROKER_LISTEN). `lanemq config show` lists them, with some that few brokers need.
     """
     form = begin(log_level, log_format)
     options = _options(

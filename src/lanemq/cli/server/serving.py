@@ -97,11 +97,9 @@ def first_options(name: str, port: int) -> Callable[[F], F]:
                 "--listen", default=listen, show_default=True, metavar="HOST:PORT", help="Address to listen on."
             ),
             click.option(
-                "--data", type=click.Path(path_type=Path), required=True, help="Data folder; created if it is missing."
+                "--data", type=click.Path(path_type=Path), required=True, help="Data folder; created if missing."
             ),
-            click.option(
-                "--advertise", metavar="HOST", help="Host name that clients use, if it differs from --listen."
-            ),
+            click.option("--advertise", metavar="HOST", help="Host that clients use, if not that of --listen."),
         ],
     )
 
@@ -118,29 +116,31 @@ def last_options(monitor_port: int) -> Callable[[F], F]:
                 default=monitor,
                 show_default=True,
                 metavar="HOST:PORT|off",
-                help="Address for health checks and metrics over HTTP. If the default is in use, there are none.",
+                help="Health checks and metrics over HTTP; none if the default port is in use.",
             ),
             click.option(
-                "--history", type=click.Path(path_type=Path), help="Folder for a history of events, for lanemq check."
+                "--history", type=click.Path(path_type=Path), help="Folder for a history of events (lanemq check)."
             ),
             click.option(
                 "--audit",
                 metavar="FILE|off",
-                help="File for the log of administrative requests.  [default: audit.log in the data folder]",
+                help="Log of administrative requests.  [default: audit.log in the data folder]",
             ),
             click.option(
                 "--log-format",
                 default=LogFormat.TEXT.value,
                 show_default=True,
                 type=click.Choice([each.value for each in LogFormat]),
-                help="Lines for people, or one JSON object per event.",
+                metavar="FORMAT",
+                help="text (for people) or json.",
             ),
             click.option(
                 "--log-level",
                 default="warning",
                 show_default=True,
                 type=click.Choice(["debug", "info", "warning", "error"]),
-                help="Lowest level that is logged to stderr.",
+                metavar="LEVEL",
+                help="debug, info, warning or error.",
             ),
         ],
     )
@@ -187,12 +187,12 @@ def _tls_options(command: F) -> F:
     modes = click.Choice([mode.value for mode in TlsMode])
     decorated: Any = with_tls
     for option in (
-        click.option("--users", type=file, help="File with users and permissions (TOML); default: everything allowed."),
+        click.option("--users", type=file, help="Users and permissions (TOML); else all is allowed."),
         click.option(
-            "--tls-mode", type=modes, help="Accept clients without TLS (permissive) or not.  [default: enforcing]"
+            "--tls-mode", type=modes, metavar="MODE", help="enforcing (default), or permissive: also without TLS."
         ),
-        click.option("--tls-client-ca", type=file, help="Require client certificates of these authorities (PEM)."),
-        click.option("--tls-key", type=file, help="Private key of --tls-cert (PEM), if it is in a separate file."),
+        click.option("--tls-client-ca", type=file, help="Require certificates of these authorities (PEM)."),
+        click.option("--tls-key", type=file, help="Its private key (PEM), if in a separate file."),
         click.option("--tls-cert", type=file, help="Serve TLS with this certificate or chain (PEM)."),
     ):
         decorated = option(decorated)
