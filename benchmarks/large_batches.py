@@ -40,8 +40,10 @@ from tests import postgres_server
 from benchmarks.harness import commit
 from benchmarks.memory_watch import Watch
 from benchmarks.spark_common import cpu_seconds
-from lanemq.pipelines.ports import DELETED, SEQUENCE, Append, Batch, FileRows, Merge, RowFile
-from lanemq.pipelines.sinks import DeltaSink, ParquetSink, PostgresSink, parquet
+from lanemq.pipelines import DeltaSink, ParquetSink, PostgresSink
+from lanemq.pipelines.batches import Batch
+from lanemq.pipelines.ports import DELETED, SEQUENCE, Append, FileRows, Merge, RowFile
+from lanemq.pipelines.sinks import parquet
 
 FILES = 8
 WAYS = (

@@ -29,8 +29,9 @@ from pyspark.sql.types import BooleanType, DoubleType, LongType, StringType, Str
 from tests import postgres_server
 
 from benchmarks.harness import TOPIC, BrokerProcess
-from lanemq.pipelines.ports import DELETED, SEQUENCE, Append, Batch, FileRows, Merge, RowFile, TableRows
-from lanemq.pipelines.sinks import DeltaSink, ParquetSink, PostgresSink, SqliteSink, TopicSink, read_table
+from lanemq.pipelines import DeltaSink, ParquetSink, PostgresSink, SqliteSink, TopicSink, read_table
+from lanemq.pipelines.batches import Batch
+from lanemq.pipelines.ports import DELETED, SEQUENCE, Append, FileRows, Merge, RowFile, TableRows
 from lanemq.pipelines.sinks.exact_sink import arrow_schema
 
 ROUNDS, FILES = 3, 4

@@ -26,7 +26,8 @@ from benchmarks.harness import BrokerProcess, report
 from benchmarks.spark_common import cpu_seconds, session
 from lanemq import Producer
 from lanemq.pipelines import Append, DeltaSink, LastState, Merge, Pipeline, Progress, Sink, Topic, start
-from lanemq.pipelines.ports import Batch, Rows
+from lanemq.pipelines.batches import Batch
+from lanemq.pipelines.ports import Rows
 
 KEYS = (10_000, 1_000_000)
 PACK = 20_000

@@ -9,7 +9,8 @@ import pyarrow as pa
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from lanemq.model.errors import SinkFenced
-from lanemq.pipelines.ports import Append, Batch, Merge, Results, Sink, Stage, TableRows
+from lanemq.pipelines.batches import Batch
+from lanemq.pipelines.ports import Append, Merge, Results, Sink, Stage, TableRows
 
 SCHEMA = StructType(
     [

@@ -8,8 +8,9 @@ from pyspark.sql.types import StructType
 from tests.pipelines.checkpoint.test_checkpoint import used_by_spark
 from tests.pipelines.fakes import SCHEMA, FakeSink, rows_of
 
+from lanemq.pipelines.batches import Batch, batch_number
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
-from lanemq.pipelines.ports import Append, Batch, Merge, Results, Sink, Stage, batch_number
+from lanemq.pipelines.ports import Append, Merge, Results, Sink, Stage
 from lanemq.pipelines.running.batch_processor import BatchProcessor
 from lanemq.pipelines.running.effect_history import EffectHistory
 

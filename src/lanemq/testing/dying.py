@@ -25,7 +25,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from lanemq.files import StorePath
-from lanemq.pipelines.ports import Append, Batch, Merge, QueueEnds, Results, Rows, Runs, Sink, Stage
+from lanemq.pipelines.batches import Batch, Runs
+from lanemq.pipelines.ports import Append, Merge, QueueEnds, Results, Rows, Sink, Stage
 from lanemq.pipelines.text_limits import TextLimit
 
 VARIABLE: Final = "LANEMQ_DIE_AT"

@@ -15,8 +15,8 @@ from tests.pipelines.stages.transitions.pipeline_fixture import Sent
 from lanemq.cli.pipeline.dead_letters import kept_in
 from lanemq.cli.pipeline.run_output import RunTotals, download_lines
 from lanemq.pipelines import Park, ParquetSink, Pipeline, Project, Topic
+from lanemq.pipelines.batches import Batch, batch_number
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint, stage_folder
-from lanemq.pipelines.ports import Batch, batch_number
 from lanemq.pipelines.running.progress import AppliedBatch, Progress
 
 FAILS = {"n": 1, "fails": 99}
@@ -27,7 +27,7 @@ NOWHERE = {"servers": "127.0.0.1:1", "topic": "orders"}
 @pytest.fixture(autouse=True)
 def short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """Long enough for two attempts."""
-    monkeypatch.setattr("lanemq.cli.pipeline.status.BROKER_WAIT", "100ms")
+    monkeypatch.setattr("lanemq.pipelines.operate.status.BROKER_WAIT", "100ms")
 
 
 @pytest.fixture

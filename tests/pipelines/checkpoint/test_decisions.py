@@ -30,10 +30,11 @@ from lanemq.pipelines import (
     SqliteSink,
     Transitions,
 )
+from lanemq.pipelines.batches import Batch, batch_number
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint, stage_folder
 from lanemq.pipelines.checkpoint.decisions import Decisions
 from lanemq.pipelines.operate.parked import show
-from lanemq.pipelines.ports import DEAD_LETTER_SCHEMA, Append, Batch, FileRows, Results, RowFile, batch_number
+from lanemq.pipelines.ports import DEAD_LETTER_SCHEMA, Append, FileRows, Results, RowFile
 from lanemq.pipelines.running.batch_processor import BatchProcessor
 from lanemq.pipelines.running.effect_history import EffectHistory
 from lanemq.pipelines.stages.transitions.operator_requests import request_redrive

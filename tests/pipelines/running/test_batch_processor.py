@@ -13,8 +13,9 @@ from tests.pipelines.fakes import FakeSink, FakeStage, rows_of
 
 from lanemq.checker.command import check
 from lanemq.model.errors import InvalidOption, SinkFenced, StateLost
+from lanemq.pipelines.batches import Batch, batch_number, start_of
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
-from lanemq.pipelines.ports import Batch, Results, batch_number, start_of
+from lanemq.pipelines.ports import Results
 from lanemq.pipelines.running.batch_processor import BatchProcessor
 from lanemq.pipelines.running.effect_history import EffectHistory
 

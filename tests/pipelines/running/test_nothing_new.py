@@ -18,8 +18,9 @@ from lanemq.client.admin.admin import Admin
 from lanemq.client.producer.producer import Producer
 from lanemq.files import remove_tree
 from lanemq.pipelines import DeltaSink, ForeachSink, LastState, Pipeline, Project, Topic, Transitions
+from lanemq.pipelines.batches import Batch, batch_number
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
-from lanemq.pipelines.ports import Append, Batch, FileRows, Results, Stage, batch_number
+from lanemq.pipelines.ports import Append, FileRows, Results, Stage
 from lanemq.pipelines.running import program
 from lanemq.spark.offsets import to_json
 from lanemq.spark.read.brokers import Brokers

@@ -18,8 +18,9 @@ import pyarrow.parquet as pq
 from pyspark.sql.types import BooleanType, LongType, StructField, StructType
 
 from lanemq.model.errors import LaneError
-from lanemq.pipelines.ports import DELETED, SEQUENCE, Batch, FileRows, Merge, RowFile
-from lanemq.pipelines.sinks import PostgresSink
+from lanemq.pipelines import PostgresSink
+from lanemq.pipelines.batches import Batch
+from lanemq.pipelines.ports import DELETED, SEQUENCE, FileRows, Merge, RowFile
 from lanemq.pipelines.sinks.postgres_staging import Copied, CopyTask
 from lanemq.spark import recommended
 

@@ -17,8 +17,9 @@ from tests.pipelines.sinks.targets import CHANGES, EVENTS, KEYED, QUERY, DeltaTa
 
 from lanemq.files import locate
 from lanemq.model.errors import InvalidOption, SinkFenced, StorageError, UsageError
+from lanemq.pipelines import DeltaSink, read_table
 from lanemq.pipelines.ports import Append, Merge, TableRows
-from lanemq.pipelines.sinks import DeltaSink, delta, read_table
+from lanemq.pipelines.sinks import delta
 from lanemq.pipelines.sinks.exact_sink import arrow_schema
 
 

@@ -14,8 +14,9 @@ from deltalake.transaction import RemoveAction
 from pyspark.sql.types import StringType, StructField, StructType
 from tests.pipelines.sinks.targets import CHANGES, EVENTS, KEYED, DeltaTarget, changes, named
 
+from lanemq.pipelines import DeltaSink, read_table
 from lanemq.pipelines.ports import Append, TableRows
-from lanemq.pipelines.sinks import DeltaSink, delta_compaction, read_table
+from lanemq.pipelines.sinks import delta_compaction
 from lanemq.pipelines.sinks.exact_sink import arrow_schema
 
 EVERY = 3

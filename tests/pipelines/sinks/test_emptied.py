@@ -12,9 +12,9 @@ from tests.pipelines.sinks.conftest import MERGING
 from tests.pipelines.sinks.targets import CHANGES, KEYED, Change, Died, Target, changes, dies_at, named
 from tests.pipelines.sinks.test_kept import SCHEMA, rows
 
+from lanemq.pipelines import ForeachSink, ParquetSink, TopicSink
 from lanemq.pipelines.checkpoint.decisions import Decisions
 from lanemq.pipelines.ports import SEQUENCE, Results, TableRows
-from lanemq.pipelines.sinks import ForeachSink, ParquetSink, TopicSink
 
 merging = pytest.mark.parametrize("target", MERGING, indirect=True)
 OLD: tuple[Change, ...] = ((1, "a", 1, False), (2, "b", 2, False), (3, "c", 9, False), (4, None, 4, True))

@@ -7,8 +7,9 @@ import pytest
 from tests.pipelines.sinks.targets import EVENTS, SqliteTarget, named
 
 from lanemq.model.errors import InvalidOption
-from lanemq.pipelines.ports import Append, Batch
-from lanemq.pipelines.sinks import (
+from lanemq.pipelines import (
+    Append,
+    Batch,
     DeltaSink,
     ForeachSink,
     IcebergSink,
@@ -17,7 +18,7 @@ from lanemq.pipelines.sinks import (
     SqliteSink,
     TopicSink,
     open_sink,
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize(

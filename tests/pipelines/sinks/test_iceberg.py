@@ -34,8 +34,9 @@ from tests.pipelines.sinks.targets import CHANGES, EVENTS, KEYED, IcebergTarget,
 from lanemq.clock import SystemClock
 from lanemq.model.errors import InvalidOption, SinkFenced, StateLost, StorageError
 from lanemq.model.units import Millis
+from lanemq.pipelines import IcebergSink, open_sink, read_iceberg
 from lanemq.pipelines.ports import DELETED, SEQUENCE, Append, TableRows
-from lanemq.pipelines.sinks import IcebergSink, iceberg_maintenance, open_sink, read_iceberg
+from lanemq.pipelines.sinks import iceberg_maintenance
 from lanemq.pipelines.sinks.iceberg_table import OWN_PROPERTIES, IcebergTable
 from lanemq.spark.versions import to_arrow_schema
 

@@ -11,8 +11,8 @@ from pyspark.sql.types import StringType, StructField, StructType
 from tests.pipelines.sinks.conftest import MERGING
 from tests.pipelines.sinks.targets import CHANGES, KEYED, DeltaTarget, Target, named
 
+from lanemq.pipelines import read_table
 from lanemq.pipelines.ports import KEPT, TableRows
-from lanemq.pipelines.sinks import read_table
 from lanemq.pipelines.sinks.delta import _quoted, _updating
 
 ODD = """it's "a" column? 100% "text"""

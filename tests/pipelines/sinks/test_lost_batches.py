@@ -12,8 +12,9 @@ from tests.pipelines.sinks.runs import Runs, emptied
 from tests.pipelines.sinks.targets import EVENTS, PostgresTarget, SqliteTarget, Target
 
 from lanemq.model.errors import StateLost
-from lanemq.pipelines.ports import Append, Results, batch_number
-from lanemq.pipelines.sinks import ForeachSink, SqliteSink
+from lanemq.pipelines import ForeachSink, SqliteSink
+from lanemq.pipelines.batches import batch_number
+from lanemq.pipelines.ports import Append, Results
 
 exact = pytest.mark.parametrize("target", CHECKPOINTED, indirect=True)
 movable = pytest.mark.parametrize("target", MOVABLE, indirect=True)

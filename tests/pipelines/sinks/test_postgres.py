@@ -11,8 +11,8 @@ from tests.pipelines.sinks.targets import CHANGES, PostgresTarget, changes, name
 from tests.postgres_server import Server
 
 from lanemq.model.errors import InvalidOption, StorageError
+from lanemq.pipelines import PostgresSink, open_sink
 from lanemq.pipelines.ports import Append, Merge, TableRows
-from lanemq.pipelines.sinks import PostgresSink, open_sink
 from lanemq.pipelines.sinks.exact_sink import arrow_schema
 from lanemq.pipelines.sinks.postgres_rows import without_nul
 

@@ -43,13 +43,13 @@ from lanemq.model.errors import (
     StorageError,
     UsageError,
 )
+from lanemq.pipelines import LastState, PostgresSink, open_sink
 from lanemq.pipelines.ports import QUEUE, FileRows, Merge, RowFile
-from lanemq.pipelines.sinks import PostgresSink, open_sink, postgres
+from lanemq.pipelines.sinks import postgres
 from lanemq.pipelines.sinks.exact_sink import LedgerEntry
 from lanemq.pipelines.sinks.postgres_rows import CopyFormat
 from lanemq.pipelines.sinks.postgres_session import PostgresSession
 from lanemq.pipelines.sinks.postgres_staging import Copied, CopyTask, StagingTable, divide
-from lanemq.pipelines.stages.cdc import LastState
 
 Outcome = Copied | LaneError
 SECRET = "hunter2-in-the-dsn"

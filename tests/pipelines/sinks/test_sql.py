@@ -27,8 +27,9 @@ from tests.pipelines.sinks.targets import (
 from tests.postgres_server import Server
 
 from lanemq.model.errors import InvalidOption, RequestTimedOut, SinkFenced, StateLost, StorageError, TransportError
+from lanemq.pipelines import PostgresSink, SqliteSink
 from lanemq.pipelines.ports import Append, Merge, TableRows
-from lanemq.pipelines.sinks import PostgresSink, SqliteSink, postgres, sqlite
+from lanemq.pipelines.sinks import postgres, sqlite
 from lanemq.pipelines.sinks.exact_sink import arrow_schema
 
 both = pytest.mark.parametrize("target", ["sqlite", "postgres"], indirect=True)

@@ -22,8 +22,8 @@ from lanemq.model.errors import (
     UsageError,
 )
 from lanemq.model.units import Millis
+from lanemq.pipelines import TopicSink
 from lanemq.pipelines.ports import Append, TableRows
-from lanemq.pipelines.sinks import TopicSink
 from lanemq.pipelines.sinks.exact_sink import arrow_schema
 from lanemq.spark.write import sending
 from lanemq.testing.embedded import EmbeddedBroker

@@ -13,8 +13,8 @@ from lanemq import Admin, Credentials, TlsOptions
 from lanemq.broker.config import BrokerOptions
 from lanemq.model.errors import InvalidOption, LaneError
 from lanemq.net.address import Address
+from lanemq.pipelines import TopicSink, open_sink
 from lanemq.pipelines.ports import Append
-from lanemq.pipelines.sinks import TopicSink, open_sink
 from lanemq.testing.embedded import EmbeddedBroker
 
 

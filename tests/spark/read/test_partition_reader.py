@@ -16,19 +16,15 @@ from lanemq.net.address import Address
 from lanemq.spark.offsets import NewestMessage
 from lanemq.spark.options import CHUNK_BYTES
 from lanemq.spark.read import partition_reader
-from lanemq.spark.read.partition_reader import (
+from lanemq.spark.read.partition_reader import JOIN_BYTES, ReadSettings, TaskPartition, join_small, read_partition
+from lanemq.spark.read.range_reader import (
     ASSUMED_MESSAGE_BYTES,
-    JOIN_BYTES,
     PULL_BYTES,
     SAMPLE_PULLS,
     DataLost,
     QueueRange,
     RangeReader,
-    ReadSettings,
     Sample,
-    TaskPartition,
-    join_small,
-    read_partition,
 )
 from lanemq.spark.retrying import Retrying
 from lanemq.wire.codes import ResponseCode

@@ -16,7 +16,7 @@ from lanemq.client.producer import batches
 from lanemq.model.errors import RemoteProtocolError, TopicNotFound, TransportError
 from lanemq.net.address import Address
 from lanemq.spark.parallelism import VARIABLE
-from lanemq.spark.read.partition_reader import DataLost
+from lanemq.spark.read.range_reader import DataLost
 from lanemq.testing.embedded import EmbeddedBroker
 from lanemq.wire.compression import ZLIB_SYS_FLAG, compress_zlib
 

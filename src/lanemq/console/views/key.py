@@ -273,12 +273,11 @@ def _pipeline_lane(key: KeyInPipeline, messages: Sequence[Message]) -> GroupLane
     count = Counter(state for state, _ in steps)
     held = key.shown.held if key.shown is not None else None
     number = key.pipeline.number
-    dead, waiting = count["dead letter"], held.messages if held is not None else 0
-    status = key.pipeline.status
-    dead_known = not key.unread and (dead > 0 or status is None or status.dead_letters_by_state is not None)
+    dead, waiting = count["dead letter"], len(held.messages) if held is not None else 0
+    dead_known = not key.unread and (dead > 0 or key.pipeline.known_dead is not None)
     state: StepState = "done" if count["done"] else "waiting"
     if held is not None:
-        state = "parked" if held.state == "parked" else "held"
+        state = "parked" if held.why.value == "parked" else "held"
         who = "a person: it was parked" if state == "parked" else "its next attempt, which the pipeline makes by itself"
         sentence = f"Waits for {who}. {_waiting(waiting)}, in order."
     elif key.unread:
@@ -304,7 +303,7 @@ def _pipeline_lane(key: KeyInPipeline, messages: Sequence[Message]) -> GroupLane
         None if key.unread else count["waiting"],
         None if key.unread and held is None else waiting,
         dead if dead_known else None,
-        pipeline_link(number, "key", key=held.key) if held is not None else pipeline_link(number) if dead else "",
+        pipeline_link(number, "key", key=held.lane) if held is not None else pipeline_link(number) if dead else "",
         held.reason if held is not None else "",
         is_pipeline=True,
     )

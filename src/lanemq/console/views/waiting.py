@@ -152,9 +152,6 @@ def pipeline_notes(pipelines: Iterable[PipelineNow]) -> list[str]:
     for each in pipelines:
         if each.status is None:
             notes.append(f"The list is not complete: pipeline {each.name} was not read: {each.problem}.")
-        elif each.status.lanes_left_out:
-            more = plural(each.status.lanes_left_out, "further key")
-            notes.append(f"The list is not complete: {more} of pipeline {each.name} wait; its page has all.")
     return notes
 
 
@@ -178,7 +175,7 @@ def waiting_rows(now: Snapshot) -> tuple[WaitingRow, ...]:
 
 
 def pipeline_rows(pipeline: PipelineNow, now: Snapshot) -> Iterator[WaitingRow]:
-    for lane in pipeline.status.lanes if pipeline.status is not None else ():
+    for lane in pipeline.keys:
         retry_in = None if lane.retry_at is None else (lane.retry_at - wall_time(now.taken)).total_seconds()
         link = pipeline_link(pipeline.number, "key", key=lane.key)
         key = None if lane.key.startswith("\0") else lane.key

@@ -19,20 +19,11 @@ from pyspark.sql import DataFrame, SparkSession
 from lanemq.clock import Clock, SystemClock, wall_time
 from lanemq.model.errors import StateLost
 from lanemq.model.units import Millis
+from lanemq.pipelines.batches import Batch, batch_number, dead_letter_query
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
 from lanemq.pipelines.checkpoint.decisions import Decisions
 from lanemq.pipelines.checkpoint.queues import QueueSet
-from lanemq.pipelines.ports import (
-    DEAD_LETTER_SCHEMA,
-    Append,
-    Batch,
-    FileRows,
-    Results,
-    Sink,
-    Stage,
-    batch_number,
-    dead_letter_query,
-)
+from lanemq.pipelines.ports import DEAD_LETTER_SCHEMA, Append, FileRows, Results, Sink, Stage
 from lanemq.pipelines.running.batch_trace import BatchTracing
 from lanemq.pipelines.running.effect_history import EffectHistory
 from lanemq.pipelines.running.progress import AppliedBatch

@@ -9,10 +9,11 @@ import logging
 from pathlib import Path
 
 from lanemq.model.errors import LaneError
+from lanemq.pipelines.batches import batch_number
 from lanemq.pipelines.checkpoint.checkpoint import SparkLog, decisions_folder, declaration_of, identity_of
 from lanemq.pipelines.checkpoint.decisions import numbers_in
 from lanemq.pipelines.pipeline import Pipeline
-from lanemq.pipelines.ports import Stage, batch_number
+from lanemq.pipelines.ports import Stage
 from lanemq.spark.offsets import Positions, created_in, from_json, stored_in
 from lanemq.spark.read.brokers import Brokers
 from lanemq.spark.read.planning import other_ends, replaced_queues

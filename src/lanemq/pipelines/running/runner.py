@@ -30,7 +30,8 @@ from lanemq.pipelines.running.effect_history import EffectHistory
 from lanemq.pipelines.running.failure import PipelineFailed
 from lanemq.pipelines.running.progress import AppliedBatch, Progress, ProgressReporter, Report
 from lanemq.pipelines.running.queue_ends import SourceEnds
-from lanemq.pipelines.sinks.delta import DeltaSink, delta_options
+from lanemq.pipelines.sinks.delta import DeltaSink
+from lanemq.pipelines.sinks.delta_files import delta_options
 from lanemq.spark.options import ALL_TAGS
 from lanemq.spark.read.brokers import Brokers
 from lanemq.spark.session import is_connect

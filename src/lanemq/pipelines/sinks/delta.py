@@ -37,12 +37,12 @@ from pyspark.sql.types import StructType
 
 from lanemq.clock import Clock, SystemClock
 from lanemq.files import StorePath, locate, sync
-from lanemq.files.objects import ObjectPath, store_config
 from lanemq.model.errors import InvalidOption, StorageError
 from lanemq.model.units import Millis, Seconds, to_seconds
-from lanemq.pipelines.ports import DELETED, KEPT, QUEUE, SEQUENCE, Append, Batch, Merge, Rows, changed_in_two_queues
+from lanemq.pipelines.batches import Batch
+from lanemq.pipelines.ports import DELETED, KEPT, QUEUE, SEQUENCE, Append, Merge, Rows, changed_in_two_queues
 from lanemq.pipelines.sinks import delta_compaction as compaction
-from lanemq.pipelines.sinks.delta_files import file_stats, partition_text
+from lanemq.pipelines.sinks.delta_files import delta_options, file_stats, partition_text
 from lanemq.pipelines.sinks.exact_sink import (
     ExtraColumns,
     LedgerEntry,
@@ -336,20 +336,6 @@ class DeltaSink(VersionedTableSink[Callable[[], bool]]):
         self._opened()
         assert self._table is not None, "open() sets it"
         return self._table
-
-
-def delta_options(path: StorePath) -> dict[str, str]:
-    """How delta-rs reaches a path: what `spark.hadoop.fs.s3a.` settings say, with its names.
-
-    Endpoint and scheme go together: an endpoint from the environment is used with its own scheme.
-    """
-    if not isinstance(path, ObjectPath):
-        return {}
-    config, client = store_config(path.root, path.settings)
-    options = {f"AWS_{name.upper()}": value for name, value in config.items()}
-    if "AWS_ENDPOINT" in options:
-        options["AWS_ENDPOINT_URL"] = options.pop("AWS_ENDPOINT")
-    return options | ({"AWS_ALLOW_HTTP": "true"} if client else {})
 
 
 _UNSAFE: Final = {"allow_unsafe_rename": "true", "conditional_put": "disabled"}

@@ -26,21 +26,9 @@ from pyspark.sql.types import StructType
 
 from lanemq.files import Output, StorePath, arrow_source, copy
 from lanemq.model.errors import Closed, InvalidOption, SinkFenced, StateLost, UsageError
+from lanemq.pipelines.batches import Batch, Runs, run_name
 from lanemq.pipelines.parquet_encoding import dictionary_columns
-from lanemq.pipelines.ports import (
-    DELETED,
-    KEPT,
-    QUEUE,
-    SEQUENCE,
-    Append,
-    Batch,
-    FileRows,
-    Merge,
-    Rows,
-    Runs,
-    Sink,
-    run_name,
-)
+from lanemq.pipelines.ports import DELETED, KEPT, QUEUE, SEQUENCE, Append, FileRows, Merge, Rows, Sink
 from lanemq.spark.versions import to_arrow_schema
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,8 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
-from lanemq.pipelines.ports import Append, Batch, Merge, Rows
+from lanemq.pipelines.batches import Batch
+from lanemq.pipelines.ports import Append, Merge, Rows
 from lanemq.pipelines.sinks.exact_sink import ExactSink, fit
 
 

@@ -25,7 +25,8 @@ from lanemq.clock import Clock, SystemClock
 from lanemq.model.environment import install_extra
 from lanemq.model.errors import InvalidOption, StorageError
 from lanemq.model.units import Seconds, to_millis
-from lanemq.pipelines.ports import DELETED, SEQUENCE, Append, Batch, Merge, Rows
+from lanemq.pipelines.batches import Batch
+from lanemq.pipelines.ports import DELETED, SEQUENCE, Append, Merge, Rows
 from lanemq.pipelines.sinks.arrow_merge import ArrowMerge
 from lanemq.pipelines.sinks.exact_sink import (
     ExtraColumns,

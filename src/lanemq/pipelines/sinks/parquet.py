@@ -32,9 +32,10 @@ from pyspark.sql.types import StructType
 
 from lanemq.files import Output, StorePath, is_address, locate, move, sync, write_durably
 from lanemq.model.errors import InvalidOption, SinkFenced
+from lanemq.pipelines.batches import Batch
 from lanemq.pipelines.checkpoint.fencing import fence_all, known_runs, read_fenced_json, take_over, write_as
 from lanemq.pipelines.parquet_encoding import dictionary_columns
-from lanemq.pipelines.ports import Append, Batch, FileRows, Merge, Rows
+from lanemq.pipelines.ports import Append, FileRows, Merge, Rows
 from lanemq.pipelines.sinks.exact_sink import ExactSink, LedgerEntry, Terms, owner_mark, shard_tables, shards
 
 

@@ -32,7 +32,8 @@ from pyspark.sql.types import StructType
 from lanemq.clock import Clock
 from lanemq.model.errors import ConnectFailed, ConnectionLost, InvalidOption, LaneError, RequestTimedOut, StorageError
 from lanemq.model.units import Seconds, to_millis
-from lanemq.pipelines.ports import DELETED, SEQUENCE, Append, Batch, FileRows, Merge, RowFile, Rows
+from lanemq.pipelines.batches import Batch
+from lanemq.pipelines.ports import DELETED, SEQUENCE, Append, FileRows, Merge, RowFile, Rows
 from lanemq.pipelines.sinks.exact_sink import Terms
 from lanemq.pipelines.sinks.postgres_rows import NUL, CopyFormat, nul_counts
 from lanemq.pipelines.sinks.postgres_session import PostgresSession, driver, first_line

@@ -23,7 +23,8 @@ from pyspark.sql.types import StructType
 from lanemq.clock import Clock, SystemClock
 from lanemq.model.errors import InvalidOption, StateLost
 from lanemq.model.units import Seconds, to_millis
-from lanemq.pipelines.ports import DELETED, KEPT, QUEUE, SEQUENCE, Append, Batch, Merge, Rows, changed_in_two_queues
+from lanemq.pipelines.batches import Batch
+from lanemq.pipelines.ports import DELETED, KEPT, QUEUE, SEQUENCE, Append, Merge, Rows, changed_in_two_queues
 from lanemq.pipelines.sinks.exact_sink import (
     ExactSink,
     ExtraColumns,

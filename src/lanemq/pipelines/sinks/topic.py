@@ -37,7 +37,8 @@ from lanemq.model.names import check_topic
 from lanemq.model.units import Millis, Seconds, to_millis
 from lanemq.net.address import parse_addresses
 from lanemq.net.security import Security, TlsOptions
-from lanemq.pipelines.ports import Append, Batch, FileRows, Merge, RowFile, Rows
+from lanemq.pipelines.batches import Batch
+from lanemq.pipelines.ports import Append, FileRows, Merge, RowFile, Rows
 from lanemq.pipelines.sinks.exact_sink import ExactSink, LedgerEntry, Terms, fit, json_bytes, merge_table
 from lanemq.pipelines.sinks.topic_owner import SinkProducer, find_owner
 from lanemq.spark.retrying import Retrying

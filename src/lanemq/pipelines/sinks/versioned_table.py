@@ -12,7 +12,8 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Final, Generic, TypeVar
 
 from lanemq.model.errors import StorageError
-from lanemq.pipelines.ports import Batch, Rows
+from lanemq.pipelines.batches import Batch
+from lanemq.pipelines.ports import Rows
 from lanemq.pipelines.sinks.exact_sink import ExactSink, LedgerEntry, Terms
 
 log = logging.getLogger(__name__)

@@ -23,15 +23,7 @@ from lanemq.spark.offsets import NewestMessage, OffsetJson, Positions, Stored, f
 from lanemq.spark.options import ReadOptions
 from lanemq.spark.parallelism import least_tasks
 from lanemq.spark.read.brokers import BoundsByQueue, Brokers
-from lanemq.spark.read.partition_reader import (
-    QueueRange,
-    RangeReader,
-    Sample,
-    TaskPartition,
-    queue_range,
-    report_losses,
-    task_partition,
-)
+from lanemq.spark.read.partition_reader import TaskPartition, task_partition
 from lanemq.spark.read.planning import (
     OffsetRange,
     available,
@@ -48,6 +40,7 @@ from lanemq.spark.read.planning import (
     resume_points,
     split,
 )
+from lanemq.spark.read.range_reader import QueueRange, RangeReader, Sample, queue_range, report_losses
 from lanemq.spark.retrying import Retrying
 from lanemq.spark.versions import (
     ReadAllAvailable,

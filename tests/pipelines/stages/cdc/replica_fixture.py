@@ -10,8 +10,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from lanemq.pipelines.ports import DELETED, KEPT, QUEUE, SEQUENCE, Batch, Results, changed_in_two_queues
-from lanemq.pipelines.stages.cdc import LastState
+from lanemq.pipelines import LastState
+from lanemq.pipelines.batches import Batch
+from lanemq.pipelines.ports import DELETED, KEPT, QUEUE, SEQUENCE, Results, changed_in_two_queues
 
 SCHEMA = "id bigint, name string, amount double"
 ARROW = pa.schema(

@@ -15,10 +15,11 @@ from tests.pipelines.stages.cdc.replica_fixture import Frame, messages
 from tests.pipelines.stages.cdc.test_meanings import CONNECT, DAY, DEBEZIUM, MOMENT, SECOND, base64, event, field
 
 from lanemq.model.errors import InvalidOption, UsageError
-from lanemq.pipelines import DeltaSink, Pipeline, SqliteSink, Topic, TopicSink, load
+from lanemq.pipelines import DeltaSink, LastState, Pipeline, SqliteSink, Topic, TopicSink, load
+from lanemq.pipelines.batches import Batch
 from lanemq.pipelines.checkpoint.decisions import Decisions
-from lanemq.pipelines.ports import Batch, Results
-from lanemq.pipelines.stages.cdc import LastState, evolving, reading
+from lanemq.pipelines.ports import Results
+from lanemq.pipelines.stages.cdc import evolving, reading
 from lanemq.pipelines.stages.cdc.evolving import can_be_column
 
 SCHEMA = "id bigint, name string"

@@ -11,7 +11,7 @@ from tests.pipelines.stages.cdc.replica_fixture import SCHEMA, Replica, Value, m
 from tests.pipelines.stages.cdc.test_formats import LSN, canal, debezium
 
 from lanemq.model.errors import InvalidOption, OrderError
-from lanemq.pipelines.stages.cdc import LastState
+from lanemq.pipelines import LastState
 from lanemq.pipelines.stages.cdc.fold import newest
 
 MOVE = debezium("u", {"id": 1}, {"id": 2}, lsn=5)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pyspark.sql.types import LongType, StringType
 
 from lanemq.model.errors import InvalidOption
-from lanemq.pipelines.stages.cdc import LastState
+from lanemq.pipelines import LastState
 from lanemq.pipelines.stages.cdc.sequence import encode, parse_parts, sequence_type, source_part
 
 BINLOG = parse_parts(("source.file:file", "source.pos"))

@@ -7,8 +7,9 @@ from typing import Any
 from tests.pipelines.stages.transitions import pipeline_fixture
 
 from lanemq.pipelines import DeadLetters, DeltaSink, dead_letters
+from lanemq.pipelines.batches import Batch
 from lanemq.pipelines.checkpoint.checkpoint import stage_folder
-from lanemq.pipelines.ports import DEAD_LETTER_SCHEMA, Append, Batch, Results
+from lanemq.pipelines.ports import DEAD_LETTER_SCHEMA, Append, Results
 
 
 class DeadLetterPipeline(pipeline_fixture.Pipeline):

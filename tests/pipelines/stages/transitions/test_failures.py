@@ -10,8 +10,8 @@ from tests.pipelines.stages.transitions.pipeline_fixture import Crash, Pipeline,
 from lanemq.clock import wall_time
 from lanemq.model.errors import LaneFrozen
 from lanemq.pipelines import DeadLetter, Event, Hold, Park, StateLimits, StepContext
+from lanemq.pipelines.batches import Batch
 from lanemq.pipelines.operate.parked import list_parked, show
-from lanemq.pipelines.ports import Batch
 from lanemq.pipelines.stages.transitions.operator_requests import request_discard, request_redrive
 from lanemq.pipelines.stages.transitions.shard import WaitReason
 

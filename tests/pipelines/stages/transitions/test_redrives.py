@@ -25,7 +25,7 @@ from lanemq.pipelines import (
     dead_letters,
     parked,
 )
-from lanemq.pipelines.ports import batch_number
+from lanemq.pipelines.batches import batch_number
 from lanemq.pipelines.stages.transitions.operator_requests import RedrivenDeadLetter, Redrives
 from lanemq.pipelines.stages.transitions.stage import Transitions
 

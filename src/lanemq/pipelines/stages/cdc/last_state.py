@@ -22,12 +22,12 @@ from pyspark.sql.types import StructType
 
 from lanemq.files import StorePath, remove_tree
 from lanemq.model.errors import CodecError, InvalidOption, OrderError
+from lanemq.pipelines.batches import Batch
 from lanemq.pipelines.checkpoint.fencing import read_fenced_json, write_as
 from lanemq.pipelines.checkpoint.queues import check_on_queue_change
 from lanemq.pipelines.ports import (
     DEAD_LETTER_SCHEMA,
     Append,
-    Batch,
     FileRows,
     Merge,
     OnQueueChange,
