@@ -81,6 +81,10 @@ def _admit(group: str) -> None:
     pass
 
 
+def _no_users() -> str:
+    return ""
+
+
 @dataclass(slots=True, kw_only=True)
 class GroupContext:
     """What the handlers of groups need: members, leases, progress. It has no log, so a coordinator has one too.
@@ -138,6 +142,8 @@ class BrokerContext(GroupContext):
     advertised: Address
     topics: TopicTable
     topic_keeper: TopicKeeper
+    users: Callable[[], str] = _no_users
+    """Names and rights of the users, as JSON without secrets; empty if there are none."""
     unread: UnreadMessages
     producers: ProducerTable
     polls: LongPolls[HeldPull]
