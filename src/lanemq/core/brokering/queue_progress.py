@@ -219,11 +219,15 @@ class QueueProgress:
         if finished is not None:
             after = finished.lowest(MAX_RANGES).encode(offset)
         if seen is not None:
-            self.seen = self.seen or QueueSeen()
-            self.seen.take(seen)
+            self.see(seen)
         if offset != stored or after != self.finished or seen is not None:
             self._put(offset, after)
         return Committed(stored)
+
+    def see(self, seen: SeenLog) -> None:
+        """Note what the owner has seen of the log."""
+        self.seen = self.seen or QueueSeen()
+        self.seen.take(seen)
 
     def forget_finished(self) -> None:
         """Delete finished ranges, because the queue's owner does not know them and repeats what they cover.
