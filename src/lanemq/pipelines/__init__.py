@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from lanemq.pipelines.ports import RowFile as RowFile
     from lanemq.pipelines.ports import Rows as Rows
     from lanemq.pipelines.ports import Sink as Sink
+    from lanemq.pipelines.ports import SinkRun as SinkRun
     from lanemq.pipelines.ports import Stage as Stage
     from lanemq.pipelines.ports import TableRows as TableRows
     from lanemq.pipelines.running.failure import PipelineFailed as PipelineFailed
@@ -98,6 +99,7 @@ else:
                 "RowFile",
                 "Rows",
                 "Sink",
+                "SinkRun",
                 "Stage",
                 "TableRows",
             ),

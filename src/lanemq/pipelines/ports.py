@@ -255,12 +255,51 @@ class Stage(ABC):
         """Called when the sinks have the batch: files that only the sinks needed may be removed."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class SinkRun:
+    """A run of a pipeline, as it opens a sink."""
+
+    spark: SparkSession
+    query: str
+    """The name by which the sink knows the batches of this checkpoint."""
+    epoch: int
+    schema: StructType
+    """The columns of the rows."""
+    how: Append | Merge = Append()
+    runs: Runs | None = None
+    """The runs of the same checkpoint, so that the sink can refuse a copy of it. None: unknown, so every lower epoch is
+    taken for one of them."""
+    pipeline: str = ""
+    """The name of the pipeline, so that the sink can refuse another checkpoint of it. Empty: unknown, and the sink has
+    no owner."""
+    new_checkpoint: bool = False
+    """Whether the sink belongs to this checkpoint from now on, and no longer to the one before."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """The settings of Spark, which may say how a store is reached."""
+    columns: pa.Schema = None
+    """The columns as Arrow has them. In a merge all but the keys may be null, as in the row of a deletion."""
+
+    def __post_init__(self) -> None:
+        if self.columns is None:
+            keys = self.how.keys if isinstance(self.how, Merge) else ()
+            columns = arrow_schema(self.schema, keys, loose=isinstance(self.how, Merge))
+            object.__setattr__(self, "columns", columns)
+
+
+def arrow_schema(schema: StructType, keys: Sequence[str] = (), *, loose: bool = False) -> pa.Schema:
+    """The columns as Arrow types. `loose`: every column but the keys may be null, as in the row of a deletion."""
+    exact = to_arrow_schema(schema)
+    if not loose:
+        return exact
+    return pa.schema([field.with_nullable(field.name not in keys) for field in exact])
+
+
 class Sink(ABC):
     """Applies each batch once and refuses runs that were replaced. Base class for your own sinks."""
 
     all_at_once: bool = False
     """Whether after a crash the sink has all of a batch or nothing, and knows which. Only then a batch without dead
-    letters is written without a decision on disk first. Needs `applied_before_open`."""
+    letters is written without a decision on disk first. Needs `applied`."""
     appends_only: bool = False
     """Whether the sink cannot merge rows."""
     widens: bool = False
@@ -280,32 +319,21 @@ class Sink(ABC):
         """How messages name the sink."""
         return type(self).__name__
 
-    def accept_settings(self, settings: Mapping[str, str]) -> None:
-        """Called before anything else with the settings of Spark, which may say how a store is reached."""
+    def applied(self, query: str, settings: Mapping[str, str]) -> int | None:
+        """The highest batch number of the query that the sink has; None if it has none, or cannot know.
 
-    def accept_runs(self, runs: Runs) -> None:
-        """Called before `open` with the runs of this checkpoint, so that the sink can refuse a copied checkpoint."""
-
-    def accept_pipeline(self, name: str, *, new_checkpoint: bool) -> None:
-        """Called before `open` with the name of the pipeline, so that the sink can refuse another checkpoint of it.
-
-        `new_checkpoint`: the sink belongs to this checkpoint from now on, and no longer to the one before.
+        Called before and after `open`, also without Spark. Creates and changes nothing. `settings`: as in `SinkRun`.
         """
-
-    def applied_before_open(self, query: str) -> int | None:
-        """What `applied` would return for this query, without creating or changing anything. Called before `open`."""
-        raise NotImplementedError(f"{type(self).__name__} sets all_at_once, so it must implement applied_before_open")
+        if self.all_at_once:
+            raise NotImplementedError(f"{type(self).__name__} sets all_at_once, so it must implement applied")
+        return None
 
     @abstractmethod
-    def open(self, spark: SparkSession, query: str, epoch: int, schema: StructType, how: Append | Merge) -> None:
+    def open(self, run: SinkRun) -> None:
         """Called before the first batch of a run. From now on the sink refuses lower epochs with `SinkFenced`.
 
         Refuse here what would fail later: columns that do not fit the table, a table that is written another way.
         """
-
-    @abstractmethod
-    def applied(self) -> int | None:
-        """The highest batch number of this query that the sink has; None before the first."""
 
     @abstractmethod
     def write(self, rows: Rows, batch: Batch) -> bool:

@@ -30,7 +30,7 @@ from lanemq.pipelines import (
     read_table,
 )
 from lanemq.pipelines.batches import Batch, Runs
-from lanemq.pipelines.ports import DELETED, SEQUENCE, Append, FileRows, Merge, RowFile, TableRows
+from lanemq.pipelines.ports import DELETED, SEQUENCE, Append, FileRows, Merge, RowFile, SinkRun, TableRows
 from lanemq.pipelines.sinks.iceberg_table import open_catalog
 from lanemq.pipelines.sinks.sql import SqlSink
 
@@ -196,9 +196,7 @@ class Target:
         """A sink that a run of the pipeline has opened."""
         sink = self.make()
         self.sinks.append(sink)
-        if runs is not None:
-            sink.accept_runs(runs)
-        sink.open(self.spark, query, epoch, schema, how or Append())
+        sink.open(SinkRun(self.spark, query, epoch, schema, how or Append(), runs))
         return sink
 
     def merging(self, epoch: int = 1, query: str = QUERY) -> Any:

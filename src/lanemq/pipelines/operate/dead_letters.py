@@ -246,15 +246,16 @@ def dead_letters(pipeline: "Pipeline | StorePath | str") -> DeadLetters:
     checkpoint = checkpoint_of(pipeline)
     need_identity(checkpoint)
     sink: Sink | None = getattr(pipeline, "dead_letters", None)
-    return DeadLetters(checkpoint, *(_in_checkpoint(checkpoint) if sink is None else _in_sink(sink)))
+    table = _in_checkpoint(checkpoint) if sink is None else _in_sink(sink, getattr(pipeline, "spark", {}))
+    return DeadLetters(checkpoint, *table)
 
 
-def _in_sink(sink: "Sink") -> tuple[str, Mapping[str, str]]:
+def _in_sink(sink: "Sink", settings: Mapping[str, str]) -> tuple[str, Mapping[str, str]]:
     """The path of the table that a pipeline declares for dead letters, and how its store is reached."""
     from lanemq.pipelines.sinks.delta import DeltaSink  # it needs PySpark, as does the declaration
 
     if isinstance(sink, DeltaSink):
-        return sink.place
+        return sink.place(settings)
     raise UsageError(
         f"dead letters go to the sink that the pipeline declares for them ({type(sink).__name__}): query that; "
         f"only dead letters in a Delta table can be listed and redriven here"

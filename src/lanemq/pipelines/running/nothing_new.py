@@ -77,7 +77,7 @@ def _has_sink_all(pipeline: Pipeline) -> bool:
         return False
     applied: int | None = batch_number(last)
     if pipeline.sink.all_at_once:
-        applied = pipeline.sink.applied_before_open(identity.query)
+        applied = pipeline.sink.applied(identity.query, pipeline.spark)
     if applied is None or not batch_number(last) <= applied < batch_number(last + 1):
         return False
     return all(number <= applied for number in numbers_in(decisions_folder(pipeline.folder)))

@@ -90,6 +90,7 @@ def start(
         new_checkpoint=new_checkpoint,
         queue_ends=SourceEnds(pipeline.source.parsed, checkpoint.log),
         tracing=BatchTracing(trace, checkpoint.log),
+        settings=pipeline.spark,
     )
     try:
         processor.open(spark)
@@ -115,11 +116,7 @@ def start(
 
 def _with_settings(pipeline: Pipeline, spark: SparkSession) -> Pipeline:
     """The pipeline with all settings for file systems: those of the session, and above them its own."""
-    settings = {**_hadoop_settings(spark), **pipeline.spark}
-    for sink in (pipeline.sink, pipeline.dead_letters):
-        if sink is not None:
-            sink.accept_settings(settings)
-    return replace(pipeline, spark=settings)
+    return replace(pipeline, spark={**_hadoop_settings(spark), **pipeline.spark})
 
 
 def _refuse_connect(pipeline: Pipeline, spark: SparkSession) -> None:

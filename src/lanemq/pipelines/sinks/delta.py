@@ -32,29 +32,29 @@ from deltalake import CommitProperties, DeltaTable, QueryBuilder, Schema, Transa
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.table import TableMerger
 from deltalake.transaction import AddAction
-from pyspark.sql import SparkSession
-from pyspark.sql.types import StructType
 
 from lanemq.clock import Clock, SystemClock
 from lanemq.files import StorePath, locate, sync
 from lanemq.model.errors import InvalidOption, StorageError
 from lanemq.model.units import Millis, Seconds, to_seconds
 from lanemq.pipelines.batches import Batch
-from lanemq.pipelines.ports import DELETED, KEPT, QUEUE, SEQUENCE, Append, Merge, Rows, changed_in_two_queues
+from lanemq.pipelines.ports import DELETED, KEPT, QUEUE, SEQUENCE, Merge, Rows, SinkRun, changed_in_two_queues
 from lanemq.pipelines.sinks import delta_compaction as compaction
 from lanemq.pipelines.sinks.delta_files import delta_options, file_stats, partition_text
 from lanemq.pipelines.sinks.exact_sink import (
     ExtraColumns,
     LedgerEntry,
     ShardRows,
-    Terms,
     fit,
     kept_marks,
     merge_table,
+    owner_id,
+    owner_mark,
     refuse_other_sequence,
     refuse_removed,
     refuse_same_but_case,
     shards,
+    widened,
     without_deletions,
 )
 from lanemq.pipelines.sinks.versioned_table import EveryBatches, VersionedTableSink, until_committed
@@ -135,35 +135,34 @@ class DeltaSink(VersionedTableSink[Callable[[], bool]]):
     def __str__(self) -> str:
         return f"Delta table {self._path}"
 
-    @property
-    def place(self) -> tuple[str, Mapping[str, str]]:
-        """The path, and how its store is reached, with the names of delta-rs."""
-        return self._path, self._storage
-
-    def accept_settings(self, settings: Mapping[str, str]) -> None:
+    def place(self, settings: Mapping[str, str]) -> tuple[str, Mapping[str, str]]:
+        """The path, and how its store is reached, with the names of delta-rs. `settings`: of Spark."""
         if not self._storage and "://" in self._path:
             self._storage = delta_options(locate(self._path, settings))
+        return self._path, self._storage
 
-    def open(self, spark: SparkSession, query: str, epoch: int, schema: StructType, how: Append | Merge) -> None:
-        terms = self._agree(query, epoch, schema, how)
-        self._until_committed(lambda: self._find_table(terms), f"opening for {query}")
-        self._until_committed(lambda: self._claim(terms), f"epoch {epoch} of {query}")
-        self._until_committed(lambda: self._widen(terms), f"columns of {query}")
+    def open(self, run: SinkRun) -> None:
+        self._begin(run)
+        self.place(run.settings)
+        self._until_committed(lambda: self._find_table(run), f"opening for {run.query}")
+        self._until_committed(lambda: self._claim(run), f"epoch {run.epoch} of {run.query}")
+        self._until_committed(lambda: self._widen(run), f"columns of {run.query}")
         self._looked = self._delta().version()
         self._checked = _declaration(self._delta())
 
-    def applied_before_open(self, query: str) -> int | None:
+    def applied(self, query: str, settings: Mapping[str, str]) -> int | None:
+        path, storage = self.place(settings)
         try:
-            if not DeltaTable.is_deltatable(self._path, self._storage or None):
+            if not DeltaTable.is_deltatable(path, dict(storage) or None):
                 return None
-            return DeltaTable(self._path, storage_options=self._storage or None).transaction_version(query)
+            return DeltaTable(path, storage_options=dict(storage) or None).transaction_version(query)
         except DeltaError as error:
-            raise StorageError(f"the table {self._path} cannot be read: {error}") from error
+            raise StorageError(f"the table {path} cannot be read: {error}") from error
 
     def text_limits(self) -> tuple[TextLimit, ...]:
         if not self._partition_by:
             return ()
-        return folder_limits(self._partition_by, self._opened().schema, ESCAPED)
+        return folder_limits(self._partition_by, self._opened().columns, ESCAPED)
 
     def close(self) -> None:
         super().close()
@@ -173,73 +172,73 @@ class DeltaSink(VersionedTableSink[Callable[[], bool]]):
         table = DeltaTable(self._path, storage_options=self._storage or None)
         return int(table.delete(f"{_quoted(DELETED)} AND {_older(below)}")["num_deleted_rows"])
 
-    def _find_table(self, terms: Terms) -> bool:
-        self._table = _open_table(self._path, terms, self._partition_by, self._storage, evolve=self._evolve)
+    def _find_table(self, run: SinkRun) -> bool:
+        self._table = _open_table(self._path, run, self._partition_by, self._storage, evolve=self._evolve)
         return True
 
-    def _claim(self, terms: Terms) -> bool:
+    def _claim(self, run: SinkRun) -> bool:
         """Record the run's epoch in the table, which fences older runs. False if it is there already."""
-        entry = self._entry(terms)
-        entry.check_opener(terms)
-        moves = entry.has_other_owner(terms)
-        if not moves and not entry.lacks_epoch_of(terms):
+        entry = self._entry(run)
+        entry.check_opener(run, self)
+        moves = entry.has_other_owner(run)
+        if not moves and not entry.lacks_epoch_of(run):
             return False
-        claimed = [Transaction(_epoch_id(terms.query), terms.epoch)]
+        claimed = [Transaction(_epoch_id(run.query), run.epoch)]
         if moves:
-            self._warn_new_owner(terms)
-            claimed.append(Transaction(terms.owner_id, terms.owner))
+            self._warn_new_owner(run)
+            claimed.append(Transaction(owner_id(run), owner_mark(run.query)))
         self._commit_nothing(CommitProperties(app_transactions=claimed))
         return True
 
-    def _widen(self, terms: Terms) -> bool:
+    def _widen(self, run: SinkRun) -> bool:
         """Add the columns that the table does not have."""
-        self._entry(terms).check_opener(terms)
-        return _add_columns(self._delta(), terms.schema)
+        self._entry(run).check_opener(run, self)
+        return _add_columns(self._delta(), run.columns)
 
-    def _entry(self, terms: Terms) -> LedgerEntry:
+    def _entry(self, run: SinkRun) -> LedgerEntry:
         table = self._delta()
         try:
             table.update_incremental()
-            owner = table.transaction_version(terms.owner_id) if terms.pipeline else None
-            batch, epoch = table.transaction_version(terms.query), table.transaction_version(_epoch_id(terms.query))
+            owner = table.transaction_version(owner_id(run)) if run.pipeline else None
+            batch, epoch = table.transaction_version(run.query), table.transaction_version(_epoch_id(run.query))
         except DeltaError as error:
             raise StorageError(f"the table {self._path} cannot be read any more: {error}") from error
-        self._check_again(table, terms)
+        self._check_again(table, run)
         return LedgerEntry(batch, epoch, owner)
 
-    def _check_again(self, table: DeltaTable, terms: Terms) -> None:
+    def _check_again(self, table: DeltaTable, run: SinkRun) -> None:
         """Refuse a table that another program has changed so that rows do not fit any more. Delta would take files."""
         if self._checked is None or (found := _declaration(table)) == self._checked:
             return
-        _check_table(self._path, table, terms, self._partition_by, evolve=True)
-        refuse_removed(f"the table {self._path}", {field.name for field in table.schema().fields}, terms.schema.names)
+        _check_table(self._path, table, run, self._partition_by, evolve=True)
+        refuse_removed(f"the table {self._path}", {field.name for field in table.schema().fields}, run.columns.names)
         self._checked = found
 
-    def _prepare(self, rows: Rows, batch: Batch, terms: Terms) -> Callable[[], bool]:
+    def _prepare(self, rows: Rows, batch: Batch, run: SinkRun) -> Callable[[], bool]:
         """The returned commit can be tried repeatedly."""
         recorded = [Transaction(batch.query, batch.number), Transaction(_epoch_id(batch.query), batch.epoch)]
-        if terms.pipeline:
-            recorded.append(Transaction(terms.owner_id, terms.owner))
+        if run.pipeline:
+            recorded.append(Transaction(owner_id(run), owner_mark(run.query)))
         named = CommitProperties(app_transactions=recorded)
-        if isinstance(terms.how, Merge):
-            wider = terms.widened(rows) if self.widens else terms
-            changes = merge_table(rows, wider.schema, terms.how.keys)
-            keys = terms.how.keys
+        if isinstance(run.how, Merge):
+            wider = widened(run, rows) if self.widens else run
+            changes = merge_table(rows, wider.schema, run.how.keys)
+            keys = run.how.keys
             return lambda: self._merge(changes, rows.emptied_below, keys, batch, named)
         if "://" in self._path or not _takes_files(self._delta()):
-            table = fit(rows.table(), terms.schema)
+            table = fit(rows.table(), run.columns)
             return lambda: self._append_streamed(table, named)
-        files = _place_files(rows, terms.schema, Path(self._path), self._partition_by, self._clock.wall())
+        files = _place_files(rows, run.columns, Path(self._path), self._partition_by, self._clock.wall())
 
         def append() -> bool:
             if _takes_files(self._delta()):
                 return self._append_files(files, named)
-            return self._append_streamed(fit(rows.table(), terms.schema), named)  # since the files were placed
+            return self._append_streamed(fit(rows.table(), run.columns), named)  # since the files were placed
 
         return append
 
-    def _commit(self, prepared: Callable[[], bool], batch: Batch, terms: Terms) -> bool:
-        return self._until_committed(lambda: self._admits(self._entry(terms), batch) and prepared(), str(batch))
+    def _commit(self, prepared: Callable[[], bool], batch: Batch, run: SinkRun) -> bool:
+        return self._until_committed(lambda: self._admits(self._entry(run), batch) and prepared(), str(batch))
 
     def _append_files(self, files: list[AddAction], named: CommitProperties) -> bool:
         table = self._delta()
@@ -264,7 +263,7 @@ class DeltaSink(VersionedTableSink[Callable[[], bool]]):
             table.delete(_older(below), commit_properties=named)
         if changes.num_rows:
             same = " AND ".join(f"s.{_quoted(key)} = t.{_quoted(key)}" for key in keys)
-            declared = self._opened().schema.names
+            declared = self._opened().columns.names
             changes, missing = self._extra_columns.fit(changes, declared, _column_types(table), _is_type)
             merge = table.merge(
                 changes, same, source_alias="s", target_alias="t", merge_schema=bool(missing), commit_properties=named
@@ -433,13 +432,13 @@ def _epoch_id(query: str) -> str:
 
 
 def _open_table(
-    path: str, terms: Terms, partition_by: Sequence[str], storage: Mapping[str, str], *, evolve: bool
+    path: str, run: SinkRun, partition_by: Sequence[str], storage: Mapping[str, str], *, evolve: bool
 ) -> DeltaTable:
     """The table, created if it does not exist; it has, or may get, every column that the run will write."""
-    _check_partitioning(terms.schema, partition_by)
-    refuse_same_but_case("the rows", terms.schema.names, terms.schema.names)
-    table = _created(path, terms.schema, partition_by, storage)
-    _check_table(path, table, terms, partition_by, evolve=evolve)
+    _check_partitioning(run.columns, partition_by)
+    refuse_same_but_case("the rows", run.columns.names, run.columns.names)
+    table = _created(path, run.columns, partition_by, storage)
+    _check_table(path, table, run, partition_by, evolve=evolve)
     return table
 
 
@@ -452,7 +451,7 @@ def _declaration(table: DeltaTable) -> _Declaration:
     return table.schema().to_json(), tuple(found.partition_columns), tuple(sorted(found.configuration.items()))
 
 
-def _check_table(path: str, table: DeltaTable, terms: Terms, partition_by: Sequence[str], *, evolve: bool) -> None:
+def _check_table(path: str, table: DeltaTable, run: SinkRun, partition_by: Sequence[str], *, evolve: bool) -> None:
     """`InvalidOption` if the table cannot hold the rows. Columns may be missing if `evolve`."""
     found = table.metadata()
     if list(found.partition_columns) != list(partition_by):
@@ -464,11 +463,11 @@ def _check_table(path: str, table: DeltaTable, terms: Terms, partition_by: Seque
         raise InvalidOption(
             f"the table {path} has the property {FORGETS}: it would forget which batches it has; unset it"
         )
-    if isinstance(terms.how, Merge) and found.configuration.get(APPENDS_ONLY, "").lower() == "true":
+    if isinstance(run.how, Merge) and found.configuration.get(APPENDS_ONLY, "").lower() == "true":
         raise InvalidOption(
             f"the table {path} has the property {APPENDS_ONLY}, and this pipeline merges by key: unset it"
         )
-    _check_columns(path, table.schema(), terms.schema, evolve=evolve)
+    _check_columns(path, table.schema(), run.columns, evolve=evolve)
 
 
 def _check_partitioning(wanted: pa.Schema, partition_by: Sequence[str]) -> None:
