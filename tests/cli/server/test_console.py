@@ -24,17 +24,16 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[ConsoleSettings]:
     return found
 
 
-def test_settings_name_the_context_the_variable_and_the_flag_that_they_came_from(
+def test_settings_name_the_variable_and_the_flag_that_they_came_from(
     run: Run, broker: EmbeddedBroker, served: list[ConsoleSettings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start = ("console", "--listen", "127.0.0.1:0")
     assert run(*start).exit_code == 0  # the fixture sets LANEMQ_SERVER
     assert run(*start, "--server", broker.address).exit_code == 0
     monkeypatch.delenv("LANEMQ_SERVER")
-    run("context", "set", "prod", "--server", broker.address)
     assert run(*start, "--every", "3s").exit_code == 0
-    assert [each.server for each in served] == [broker.address] * 3
-    assert [each.origins["server"] for each in served] == ["environment LANEMQ_SERVER", "command line", "context prod"]
+    assert [each.server for each in served] == [broker.address] * 2 + ["localhost:9876"]
+    assert [each.origins["server"] for each in served] == ["environment LANEMQ_SERVER", "command line", "default"]
     assert {name: served[2].origins[name] for name in ("listen", "every", "history")} == {
         "listen": "command line", "every": "command line", "history": "default",
     }  # fmt: skip

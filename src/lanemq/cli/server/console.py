@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from lanemq.cli.contexts import selected
 from lanemq.cli.listening import cannot_listen
 from lanemq.cli.options import CliError, connects, duration
 from lanemq.cli.output import log_to_stderr
@@ -132,11 +131,8 @@ def check_console_packages() -> None:
 
 
 def _origin(context: click.Context, name: str) -> str:
-    """Where the value of an option came from; the server may come from the selected context."""
+    """Where the value of an option came from."""
     source = context.get_parameter_source(name)
     if source is ParameterSource.COMMANDLINE:
         return "command line"
-    if source is ParameterSource.ENVIRONMENT:
-        return "environment LANEMQ_SERVER"
-    chosen = selected() if name == "server" else None
-    return "default" if chosen is None else f"context {chosen[0]}"
+    return "environment LANEMQ_SERVER" if source is ParameterSource.ENVIRONMENT else "default"
