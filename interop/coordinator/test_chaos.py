@@ -1,6 +1,6 @@
-"""Rounds of chaos beside a real cluster: whatever process is killed or frozen, every promise holds, with nothing forgiven.
+"""Rounds of chaos beside a real cluster: whatever process fails, every promise holds, with nothing forgiven.
 
-    make interop-coordinator ROUNDS=100 SEED=7
+    make interop-coordinator ROUNDS=100
 
 A round stops one process for a while under load: a master, a replica, a name server, the controller, a member or the
 coordinator. Members run with their default settings.
