@@ -1,6 +1,7 @@
 """Several fronts of one broker, and how one of them stops."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Iterator
 
@@ -214,3 +215,13 @@ def _used_by(scene: Scene) -> None:
     began = time.monotonic()
     assert client.acknowledge(one(client)) == Code.OK
     assert time.monotonic() - began < 2
+
+
+def test_many_groups_end_at_the_same_time(scene: Scene) -> None:
+    """Each group needs a thread while its member ends; on two cores Python's own executor has six."""
+    together = threading.Barrier(50)
+
+    async def all_at_once() -> None:
+        await asyncio.gather(*(asyncio.to_thread(together.wait, 10) for _ in range(50)))
+
+    asyncio.run_coroutine_threadsafe(all_at_once(), scene.front.loop).result(15)

@@ -254,3 +254,20 @@ def test_an_error_does_not_end_the_care_for_clients(monkeypatch: pytest.MonkeyPa
         await tidied.wait()
 
     played(play)
+
+
+def test_telemetry_reads_the_next_settings_when_the_client_has_taken_the_last_answer() -> None:
+    async def play(stage: Stage) -> None:
+        read = list[int]()
+
+        async def settings() -> Any:
+            for number in range(100):
+                read.append(number)
+                yield encode(m.TelemetryCommand(settings=m.Settings(m.ClientType.PRODUCER)))
+
+        parts = aiter(stage.service.converse(stage.head("c", "Telemetry"), settings()))
+        await anext(parts)
+        await asyncio.sleep(0.01)
+        assert read == [0], "answers would be queued without a limit"
+
+    played(play)
