@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tests.broker.running import ManualClock
 
+from lanemq.client.consumer.turns.handler import Stop
 from lanemq.client.consumer.turns.taking import TakingScheduler
-from lanemq.core.consuming.runs import LaneOptions, LaneRun
+from lanemq.core.consuming.runs import STOPPED, LaneOptions, LaneRun
 from lanemq.core.consuming.scheduler import LaneScheduler
 from lanemq.grpc_front.groups import LaneMember, Wanted
 from lanemq.grpc_front.options import FrontOptions
@@ -86,5 +87,30 @@ def test_a_run_that_waits_aside_holds_no_hand_over_up() -> None:
         stage.member.release()
         assert stage.member.take("bills", 1) is None, "nothing is taken any more"
         assert stage.drained()
+
+    played(play)
+
+
+def test_a_history_has_what_is_acknowledged_of_a_longer_run_before_it_is_reported() -> None:
+    """The broker may record a commit at once, and the checker reads it as one of messages that nobody has finished."""
+
+    async def play() -> None:
+        stage, ended = Stage("orders"), list[tuple[int, bool]]()
+        run = stage.taken("orders")
+        run.messages = tuple(replace(run.messages[0], queue_offset=offset) for offset in range(3))
+
+        class Recorder:
+            def end(self, messages: Any, run: Any, stop: Stop | None) -> None:
+                good = len(messages) if stop is None else stop.succeeded
+                ended.extend((message.queue_offset, at < good) for at, message in enumerate(messages))
+
+        stage.member.recorder = Recorder()  # type: ignore[assignment]
+        stage.member._record_end(run, Stop(STOPPED, succeeded=0))
+        assert ended == [(0, False), (1, False), (2, False)]
+        ended.clear()
+        stage.member.progressed(run, 1)
+        assert ended == [(0, True)]
+        stage.member._record_end(run, Stop(STOPPED, succeeded=2))
+        assert ended == [(0, True), (1, True), (2, False)]
 
     played(play)

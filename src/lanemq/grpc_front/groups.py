@@ -12,7 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lanemq.client.consumer.engine import EngineThread, without_resources
 from lanemq.client.consumer.options import ConsumerSettings, consumer_options
@@ -152,6 +152,8 @@ class LaneMember:
 
     def progressed(self, run: MessageRun, done: int) -> None:
         """The first messages of a run in progress are done: the next report says so."""
+        if self.recorder is not None:
+            self.recorder.end(run.messages[run.done : done], run, None)
         run.done = done
         with self._lanes[run.queue.topic] as lanes:
             lanes.note_progress(run)
@@ -160,13 +162,19 @@ class LaneMember:
         """Ends a run; what must be sent to the broker is sent on the member's thread."""
         stop = None if outcome is DONE else Stop(outcome, succeeded=done, error=error)
         if self.recorder is not None:
-            self.recorder.end(run.messages, run, stop)
+            self._record_end(run, stop)
         lanes = self._lanes[run.queue.topic]
         lanes.handed_to(run, "")
         finished = lanes.finish(run, outcome, done, "" if error is None else str(error))
         if finished.why is Why.SEND_BACK and stop is not None:
             self._send_back(run, RunEnd(stop, done), finished)
         return finished.why
+
+    def _record_end(self, run: MessageRun, stop: Stop | None) -> None:
+        """Records how the rest of a run ends. What was done before was recorded then, before it could be reported."""
+        assert self.recorder is not None
+        rest = None if stop is None else replace(stop, succeeded=stop.succeeded - run.done)
+        self.recorder.end(run.messages[run.done :], run, rest)
 
     def _send_back(self, run: MessageRun, end: RunEnd, finished: MessageFinished) -> None:
         try:

@@ -23,8 +23,8 @@ PING_EVERY_MS, PING_ANSWER_MS = 2_000, 3_000
 MAX_PENDING = 100_000
 """Calls that wait to be begun. gRPC refuses some of more than 1000 by default, and clients send those again, behind
 later ones: messages would be stored in another order than they were sent."""
-MAX_CALLS = 1_000
-"""Calls that one connection may have open. Clients keep more of them waiting, in their order."""
+MAX_CALLS = 10_000
+"""Calls that one connection may have open. Some clients send more of them again, and so in another order."""
 MESSAGE_ROOM = 512 * 1024
 """Bytes that a request may have besides a body."""
 
