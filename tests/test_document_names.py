@@ -12,7 +12,7 @@ import pytest
 from tests.documents import DOCUMENTS, ROOT, name_of, snippets
 
 PACKAGES = ("lanemq", "lanemq.spark", "lanemq.testing", "lanemq.effects", "lanemq.pipelines", "lanemq.errors")
-FOR_DEVELOPERS = ("decisions", "architecture.md", "rocketmq-order.md", "evidence.md", "CONTRIBUTING.md", "RESULTS.md")
+FOR_DEVELOPERS = ("decisions", "developers", "architecture.md", "rocketmq-order.md", "CONTRIBUTING.md", "RESULTS.md")
 """They name what is inside."""
 FOREIGN = {
     **dict.fromkeys(("DeltaTable", "delta_scan", "parquet", "addListener", "where"), "Spark, Delta, DuckDB"),

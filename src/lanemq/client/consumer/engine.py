@@ -108,7 +108,9 @@ class ConsumerEngine:
         self.leases = LeaseKeeper(
             options, calls, self.assignment, self.progress.renewed, self.heartbeat.send_again_to, self.move
         )
-        self._puller = Puller(options, calls, self.heartbeat, self.assignment, self.progress, self._tasks)
+        self._puller = Puller(
+            options, calls, self.heartbeat, self.assignment, self.progress, self._tasks, self._unreachable
+        )
         self._hand_over = HandOver(options, self.assignment, self.leases, self.progress)
         keepers = QueueKeepers(self.leases, self.progress, self._puller, self._hand_over)
         self.rebalancer = Rebalancer(
@@ -278,6 +280,11 @@ class ConsumerEngine:
             self.progress.report_again(broker)
         for topic in self.subscriptions:
             self._routes.unreachable(topic)
+        self._trigger.soon()
+
+    def _unreachable(self, topic: str) -> None:
+        """Looks soon where the brokers of a topic are: the name servers may know a new master late."""
+        self._routes.unreachable(topic)
         self._trigger.soon()
 
     def _brokers_at(self, connection: Connection) -> set[str]:

@@ -52,6 +52,7 @@ class RebalanceTrigger:
 
     def __init__(self) -> None:
         self._asked = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
 
     def now(self) -> None:
         """Asks for a round at once: the group has changed."""
@@ -59,7 +60,12 @@ class RebalanceTrigger:
 
     def soon(self) -> None:
         """Asks for a round after a short delay: a queue was lost or a broker is away."""
-        asyncio.get_running_loop().call_later(ROUND_SOON, self.now)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(ROUND_SOON, self._fire)
+
+    def _fire(self) -> None:
+        self._timer = None
+        self.now()
 
     async def wait(self, seconds: float) -> None:
         """Returns when a round is asked for, at the latest after `seconds`."""
