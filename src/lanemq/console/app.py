@@ -84,14 +84,14 @@ def console_app(settings: ConsoleSettings, token: str, *, clock: Clock | None = 
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         watch = Watch(SnapshotReader(settings.server, clock), clock, every=settings.every)
         console = Console(
-            settings,
-            clock,
-            Sessions(token, clock, settings.remote_writes),
-            ConsoleReads(clock),
-            ConsoleReads(clock, most=MAX_SEARCHES, per_client=MAX_SEARCHES_PER_CLIENT),
-            ConsoleReads(clock, threads=1),
-            watch,
-            asyncio.Event(),
+            settings=settings,
+            clock=clock,
+            sessions=Sessions(token, clock, settings.remote_writes),
+            reading=ConsoleReads(clock),
+            searching=ConsoleReads(clock, most=MAX_SEARCHES, per_client=MAX_SEARCHES_PER_CLIENT),
+            pipeline_reading=ConsoleReads(clock, threads=1),
+            watch=watch,
+            stopping=asyncio.Event(),
         )
         app.state.console = console
         async with asyncio.TaskGroup() as tasks:

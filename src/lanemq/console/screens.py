@@ -24,6 +24,7 @@ from lanemq.console import wording
 from lanemq.console.event_streams import RETRY_SECONDS, EventStream, EventStreams
 from lanemq.console.links import (
     dead_change_link,
+    dead_letter_link,
     dead_link,
     group_link,
     in_form,
@@ -47,6 +48,7 @@ from lanemq.console.settings import ConsoleSettings
 from lanemq.console.snapshot import Snapshot
 from lanemq.console.views.check import CheckReport
 from lanemq.console.views.home import OrderVerdict
+from lanemq.console.views.messages import preview_of
 from lanemq.console.views.pipelines import PipelineReading
 from lanemq.model.errors import LaneError
 from lanemq.model.units import Millis
@@ -160,8 +162,8 @@ def environment() -> Environment:
         printable=printable,
         in_form=in_form,
     )
-    links = (topic_link, group_link, key_link, dead_link, dead_change_link, pipeline_link)
-    made.globals.update(plural=wording.counted, **{each.__name__: each for each in links})
+    links = (topic_link, group_link, key_link, dead_link, dead_letter_link, dead_change_link, pipeline_link)
+    made.globals.update(plural=wording.counted, preview_of=preview_of, **{each.__name__: each for each in links})
     return made
 
 

@@ -213,13 +213,13 @@ class SnapshotReader:
         queues = (progress_at(at, stored, left.get((group.group, at.queue)), wall) for at in group.queues)
         shown = tuple(each for each in queues if each.worth_showing)
         return GroupNow(
-            group.group,
-            group.members,
-            group.subscriptions,
-            shown,
-            group.note,
-            group.broadcasting,
-            group.coordinator,
+            name=group.group,
+            members=group.members,
+            subscriptions=group.subscriptions,
+            queues=shown,
+            note=group.note,
+            broadcasting=group.broadcasting,
+            coordinator=group.coordinator,
         )
 
 
