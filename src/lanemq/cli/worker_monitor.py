@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from lanemq.cli.errors import CliError
+from lanemq.cli.listening import cannot_listen
 from lanemq.model.environment import WORKER_MONITOR
 from lanemq.net.address import Address, parse_address
 from lanemq.net.monitor import RelayMonitor
@@ -23,14 +23,12 @@ SECONDS: Final = 2.0
 """How long a worker may take to answer; Prometheus waits ten."""
 AT_ONCE: Final = 8
 
-
 class WorkerAnswer(NamedTuple):
     """What a worker's monitor said; status 0 if it said nothing."""
 
     worker: int
     status: int
     body: bytes
-
 
 class WorkerMonitors:
     """Where the monitors of all workers are, and the one that answers for them."""
@@ -60,7 +58,7 @@ class WorkerMonitors:
         try:
             self._monitor = RelayMonitor(parse_address(asked), self)
         except OSError as error:
-            raise CliError(f"monitor={asked!r}: cannot listen there: {error.strerror or error}") from error
+            raise cannot_listen(parse_address(asked), error, "monitor=") from error
         return self._monitor.address
 
     def close(self) -> None:
@@ -113,7 +111,6 @@ class WorkerMonitors:
             return self._file(worker).read_text("utf-8").splitlines()
         except OSError:
             return []
-
 
 def _asked(worker: int, address: Address, path: str) -> WorkerAnswer:
     connection = http.client.HTTPConnection(address.host, address.port, timeout=SECONDS)
