@@ -34,12 +34,15 @@ REFERENCE = ROOT / "docs" / "reference"
 OPTIONS = (REFERENCE / "options.md").read_text("utf-8")
 LIMITS = (ROOT / "docs" / "developers" / "limits.md").read_text("utf-8")
 
+
 def section(text: str, title: str) -> str:
     return re.split(r"^## ", text.split(f"## {title}\n")[1], flags=re.MULTILINE)[0]
+
 
 def first_cells(text: str) -> list[str]:
     """The names in the first column of the tables of a section."""
     return re.findall(r"^\| `([\w-]+)", text, re.MULTILINE)
+
 
 def broker_rows(*, hidden: bool) -> list[str]:
     """The table of the options of `lanemq broker` that its help shows, or of those that it leaves out. If the test
@@ -57,14 +60,17 @@ def broker_rows(*, hidden: bool) -> list[str]:
             rows.append(f"| `{name.replace('|', chr(92) + '|')}` | {written} |")
     return rows
 
+
 def test_the_page_of_options_has_every_option_of_a_broker_as_its_help_says() -> None:
     for title, hidden in (("Brokers: options", False), ("Brokers: options that few need", True)):
         shown = [line for line in section(OPTIONS, title).splitlines() if line.startswith("|")]
         assert shown == broker_rows(hidden=hidden)
 
+
 def test_the_help_of_the_broker_fits_on_one_screen() -> None:
     result = CliRunner().invoke(main, ["broker", "--help"], terminal_width=120)
     assert len(result.output.splitlines()) <= 40
+
 
 def test_the_other_tables_name_only_options_that_a_broker_has() -> None:
     known = {re.split(r"[` ]", row)[2] for hidden in (False, True) for row in broker_rows(hidden=hidden)[2:]}
@@ -74,6 +80,7 @@ def test_the_other_tables_name_only_options_that_a_broker_has() -> None:
              for name in re.findall(r"--[\w-]+", row)}  # fmt: skip
     assert len(named) > 4
     assert named - known == set()
+
 
 INTERNAL = {
     "audit": {"MAX_ADDRESSES", "MAX_CHARS", "MAX_UNKNOWN_CHARS"},
@@ -120,6 +127,7 @@ OTHERS = {
 }
 """Limits with other names, or in modules that have no other limit of a broker."""
 
+
 def fixed_limits() -> dict[str, int]:
     """Every limit of a broker that has no option, by its name in the code."""
     limits = [(f"quotas.{quota.name}", quota.value) for quota in Quota]
@@ -136,6 +144,7 @@ def fixed_limits() -> dict[str, int]:
                 found[f"{module}.{name}"] = getattr(importlib.import_module(dotted), name)
     return found
 
+
 def test_the_page_of_limits_has_every_fixed_limit_with_its_value() -> None:
     rows = re.findall(
         r"^\| [^|]+ \| ([\d,]+)(?:, at least)? \| .* \| `([\w.]+)` \|$",
@@ -146,6 +155,7 @@ def test_the_page_of_limits_has_every_fixed_limit_with_its_value() -> None:
     assert len(shown) == len(rows)
     assert shown == fixed_limits()
 
+
 def test_the_page_of_options_has_every_field_of_lease_times_flow_limits_and_effects() -> None:
     leases = section(OPTIONS, "Lease times and flow limits")
     assert first_cells(leases) == [each.name for each in fields(LeaseTimes)]
@@ -155,6 +165,7 @@ def test_the_page_of_options_has_every_field_of_lease_times_flow_limits_and_effe
         assert re.findall(r"(\w+)=", written[1]) == [each.name for each in fields(kind)]
     assert {*first_cells(section(OPTIONS, "Effects"))} == {*OnceOptions.__annotations__} - {"clock"}
 
+
 def test_the_page_of_metrics_has_every_metric_and_nothing_else() -> None:
     pipelines = pytest.importorskip("lanemq.pipelines.running.monitor").PIPELINE_CATALOGUE
     rows = [
@@ -163,6 +174,7 @@ def test_the_page_of_metrics_has_every_metric_and_nothing_else() -> None:
     ]
     page = (REFERENCE / "metrics.md").read_text("utf-8").splitlines()
     assert [line for line in page if line.startswith("| `lanemq_")] == rows
+
 
 def test_the_page_of_errors_has_every_error_and_nothing_else() -> None:
     public = importlib.import_module("lanemq.errors")

@@ -36,6 +36,7 @@ def on_order(event: dict) -> None:
 number = 5
 """
 
+
 @pytest.fixture(autouse=True)
 def _same_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -45,12 +46,15 @@ def _same_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         if name.startswith("shop_"):
             del sys.modules[name]
 
+
 def write(folder: Path, mark: str = "first", server: str = "localhost:1", group: str = "g") -> None:
     (folder / "shop_app.py").write_text(APP.format(server=server, group=group, mark=mark))
+
 
 def test_the_app_is_found_by_module_and_name(tmp_path: Path) -> None:
     write(tmp_path)
     assert load_app("shop_app:app", tmp_path) is load_app("shop_app", tmp_path)
+
 
 RUNNING = """
 import asyncio
@@ -60,6 +64,7 @@ app = App("localhost:1", group="g")
 {call}
 """
 
+
 @pytest.mark.parametrize("call", ["app.run()", "asyncio.run(app.run_async())"])
 def test_an_app_that_runs_when_it_is_imported_is_refused_with_what_to_do(tmp_path: Path, call: str) -> None:
     (tmp_path / "shop_runs.py").write_text(RUNNING.format(call=call))
@@ -68,12 +73,14 @@ def test_an_app_that_runs_when_it_is_imported_is_refused_with_what_to_do(tmp_pat
     assert re.match(r"Error: module 'shop_runs' calls app.run(_async)?\(\) while it is imported", result.stderr)
     assert "`lanemq run shop_runs:app` and tests start the app themselves" in result.stderr
 
+
 def test_a_test_file_that_runs_its_app_is_an_error_of_its_collection(tmp_path: Path) -> None:
     (tmp_path / "test_shop.py").write_text(RUNNING.format(call="app.run()"))
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib", "test_shop.py"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 2, done.stdout
     assert "UsageError: module 'test_shop' calls app.run() while it is imported" in done.stdout
+
 
 @pytest.mark.parametrize(
     ("target", "why"),
@@ -93,8 +100,10 @@ def test_a_wrong_target_is_explained(target: str, why: str, tmp_path: Path) -> N
     with pytest.raises(WrongUsage, match=why):
         load_app(target, tmp_path)
 
+
 def test_a_wrong_target_is_a_wrong_command_line(tmp_path: Path) -> None:
     assert CliRunner().invoke(main, ["run", "shop_missing:app", "--folder", str(tmp_path)]).exit_code == 2
+
 
 def test_an_error_in_the_module_is_shown_without_the_frames_of_the_command(tmp_path: Path) -> None:
     (tmp_path / "shop_broken.py").write_text("def price():\n    return nonsense\n\nprice()\n")
@@ -104,6 +113,7 @@ def test_an_error_in_the_module_is_shown_without_the_frames_of_the_command(tmp_p
     assert re.findall(r'File "(.*)", line', result.stderr) == [str(tmp_path / "shop_broken.py")] * 2
     last = ["NameError: name 'nonsense' is not defined", "Error: module 'shop_broken' cannot be imported"]
     assert result.stderr.splitlines()[-2:] == last
+
 
 def test_changes_of_python_files_are_seen(tmp_path: Path) -> None:
     for name in ("a.py", "pack/b.py", "c.txt", ".hidden/d.py", "env/pyvenv.cfg", "env/lib/e.py", "node_modules/f.py"):
@@ -118,6 +128,7 @@ def test_changes_of_python_files_are_seen(tmp_path: Path) -> None:
     os.utime(tmp_path / "a.py", ns=(before[tmp_path / "a.py"],) * 2)
     assert differing(before, dict(python_files(tmp_path))) == [tmp_path / "pack" / "b.py"]
 
+
 def test_a_syntax_error_is_found_before_workers_are_replaced(tmp_path: Path) -> None:
     path = tmp_path / "shop.py"
     assert syntax_problem(path) is None
@@ -126,7 +137,9 @@ def test_a_syntax_error_is_found_before_workers_are_replaced(tmp_path: Path) -> 
     path.write_text("x = 1\n")
     assert syntax_problem(path) is None
 
+
 WORKER = "echo started >> {0}; trap 'exit 0' TERM; while :; do sleep 0.05; done"
+
 
 @pytest.mark.slow
 def test_workers_are_started_again_when_they_end_or_a_file_changes(
@@ -159,6 +172,7 @@ def test_workers_are_started_again_when_they_end_or_a_file_changes(
         operating.result()
     assert supervisor.processes() == []
 
+
 @pytest.mark.parametrize(
     ("worker", "failed"),
     [("touch ready; exec sleep 600", 0), ("trap 'exit 3' TERM; touch ready; while :; do sleep 0.02; done", 1)],
@@ -177,6 +191,7 @@ def test_a_worker_that_is_stopped_before_it_has_handlers_did_not_fail(
         stopping = thread.submit(stop)
         assert supervisor.run() == failed
         stopping.result()
+
 
 @pytest.mark.extended
 def test_workers_share_the_work_restart_and_take_over_changes(broker: EmbeddedBroker, tmp_path: Path) -> None:
@@ -198,8 +213,10 @@ def test_workers_share_the_work_restart_and_take_over_changes(broker: EmbeddedBr
             watching.send_signal(signal.SIGTERM)
         assert watching.wait(60) == 0
 
+
 def processes(handled: Path) -> set[str]:
     return {line.split()[0] for line in handled.read_text().splitlines() if line.count(" ") == 2}
+
 
 def produce_until(producer: Producer, true: Callable[[], bool]) -> None:
     def look() -> bool:
@@ -207,6 +224,7 @@ def produce_until(producer: Producer, true: Callable[[], bool]) -> None:
         return true()
 
     wait_for(look)
+
 
 def fetched(port: int, path: str) -> tuple[int, str]:
     try:
@@ -218,12 +236,14 @@ def fetched(port: int, path: str) -> tuple[int, str]:
     except OSError:
         return 0, ""
 
+
 @pytest.fixture
 def port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         number: int = free.getsockname()[1]
     return number
+
 
 @pytest.mark.slow
 def test_workers_with_one_monitor_answer_at_its_address(broker: EmbeddedBroker, tmp_path: Path, port: int) -> None:
@@ -263,6 +283,7 @@ def test_workers_with_one_monitor_answer_at_its_address(broker: EmbeddedBroker, 
     assert said.count(f"metrics of all workers on http://127.0.0.1:{port}/metrics") == 1
     assert "in use" not in said
 
+
 @pytest.mark.slow
 def test_workers_whose_monitor_is_taken_end_with_one_sentence(broker: EmbeddedBroker, tmp_path: Path) -> None:
     write(tmp_path, server=broker.address, group="run-taken")
@@ -276,5 +297,6 @@ def test_workers_whose_monitor_is_taken_end_with_one_sentence(broker: EmbeddedBr
         done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
-        f"Error: cannot listen on {address}: another program uses this port: stop it, or choose another port with monitor="
+        f"Error: cannot listen on {address}: another program uses this port: stop it, or choose another port with "
+        "monitor="
     )
