@@ -23,12 +23,14 @@ SECONDS: Final = 2.0
 """How long a worker may take to answer; Prometheus waits ten."""
 AT_ONCE: Final = 8
 
+
 class WorkerAnswer(NamedTuple):
     """What a worker's monitor said; status 0 if it said nothing."""
 
     worker: int
     status: int
     body: bytes
+
 
 class WorkerMonitors:
     """Where the monitors of all workers are, and the one that answers for them."""
@@ -111,6 +113,7 @@ class WorkerMonitors:
             return self._file(worker).read_text("utf-8").splitlines()
         except OSError:
             return []
+
 
 def _asked(worker: int, address: Address, path: str) -> WorkerAnswer:
     connection = http.client.HTTPConnection(address.host, address.port, timeout=SECONDS)
