@@ -103,7 +103,7 @@ INTERNAL = {
     "owner_parking": {"MAX_ATTEMPTS", "MAX_GIVEN_BYTES"},
     "pinning": {"MAX_COPIED", "MAX_COPIED_BYTES"},
     "progress_keeper": {"MAX_OFFSETS"},
-    "queue_seen": {"MAX_MARKS", "MAX_NUMBER", "MAX_PRODUCERS", "MAX_PRODUCER_CHARS"},
+    "queue_seen": {"MAX_MARKS", "MAX_NUMBER", "MAX_PRODUCERS", "MAX_PRODUCER_CHARS", "MAX_STAMPS"},
     "rate_limited_log": {"MAX_TEXTS"},
     "send": {"MAX_ANSWERED_IDS"},
     "membership": {"MAX_LOOKS"},

@@ -14,7 +14,7 @@ from lanemq.model.names import TOOLS_GROUP, pull_group
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
 from lanemq.net.address import Address, parse_address
-from lanemq.net.connection import ConnectionPool
+from lanemq.net.connection import Connection, ConnectionPool
 from lanemq.wire.admin_headers import ConsumeStatsHeader, KvHeader
 from lanemq.wire.bodies import LockRequest, LockResponse, QueueBody
 from lanemq.wire.codes import RequestCode, ResponseCode
@@ -160,6 +160,10 @@ class ClusterLink:
 
     async def commit(self, broker: Address, group: str, queue: MessageQueue, offset: int) -> None:
         checked(await self._ask(broker, _commit(group, queue, offset)))
+
+    async def connection(self, broker: Address) -> Connection:
+        """The connection to a broker: as long as it is the same, so is the broker's process."""
+        return await self._pool.get(broker)
 
     async def commit_all(self, broker: Address, group: str, offsets: Mapping[MessageQueue, int]) -> None:
         """Commit without answers, as RocketMQ's members do: what is lost is seen at the next look."""
