@@ -66,8 +66,7 @@ class Opened:
 
 
 @pytest.fixture
-def opened(stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Opened]:
-    monkeypatch.setattr("lanemq.pipelines.operate.status.BROKER_WAIT", "1ms")
+def opened(stage: Stage, tmp_path: Path) -> Iterator[Opened]:
     folders = tmp_path / "parked", tmp_path / "dead"
     keys, letters = parked_keys(folders[0], group=GROUP), given_up(folders[1])
     app = console_app(ConsoleSettings(stage.address, every=0.2, pipelines=folders), TOKEN)

@@ -1,8 +1,7 @@
 """Retrying requests to a broker, or a database, that may come back.
 
 Attempts stay frequent, so that work resumes as soon as the server answers. Log lines become rarer: the first failure is
-logged at once, later ones after 2, 4, 8 … 60 seconds. A wait of less than 2 seconds is not logged: the caller reports
-its end.
+logged at once, later ones after 2, 4, 8 … 60 seconds.
 """
 
 import logging
@@ -72,7 +71,7 @@ class _WaitLog:
         self._log_pause = FIRST_LOG_PAUSE_MS
 
     def failed(self, waited: Millis, error: LaneError) -> None:
-        if waited < self._next or self._limit < FIRST_LOG_PAUSE_MS:
+        if waited < self._next:
             return
         left = (self._limit - waited) / 1000
         hint = self._hint if not self._next else ""

@@ -17,9 +17,8 @@ DEAD_LETTER = "orders/broker-a/0/0"
 
 
 @pytest.fixture
-def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DeadLetterPipeline:
+def kept(tmp_path: Path) -> DeadLetterPipeline:
     """A checkpoint with two dead letters of a key and one of another."""
-    monkeypatch.setattr("lanemq.pipelines.operate.status.BROKER_WAIT", "1ms")
     pipeline = DeadLetterPipeline(tmp_path, on_failure=DeadLetter(skip=True))
     pipeline.process(*(Sent(0, at, key, {"n": at, "fails": 1}) for at, key in enumerate(["a", "a", "b"])))
     return pipeline
@@ -68,10 +67,7 @@ def test_a_redrive_says_that_it_comes_late_and_is_shown_until_it_is_done(
     assert json.loads(run("pipeline", "status", place, "--json").stdout)["decided_dead_letters"] == 0
 
 
-def test_settled_notices_are_not_counted_with_what_waits(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("lanemq.pipelines.operate.status.BROKER_WAIT", "1ms")
+def test_settled_notices_are_not_counted_with_what_waits(run: Run, tmp_path: Path) -> None:
     place, pipeline = str(tmp_path), DeadLetterPipeline(tmp_path, on_failure=Park())
     pipeline.process(Sent(0, 0, "a", b"{"))
     assert "1 dead letter in" in run("pipeline", "status", place).stdout

@@ -23,12 +23,6 @@ NUMBERS = {"queue_id": [0] * 3, "queue_offset": [1, 2, 3], "batch": [0] * 3, "wa
 NOWHERE = {"servers": "127.0.0.1:1", "topic": "orders"}
 
 
-@pytest.fixture(autouse=True)
-def short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Long enough for two attempts."""
-    monkeypatch.setattr("lanemq.pipelines.operate.status.BROKER_WAIT", "100ms")
-
-
 @pytest.fixture
 def parked(tmp_path: Path) -> pipeline_fixture.Pipeline:
     """A checkpoint in which the keys a and b are parked, with three messages and one."""

@@ -189,7 +189,7 @@ def test_compaction_keeps_rows_and_batch_numbers(target: DeltaTarget) -> None:
     assert len(table.file_uris()) < 5
     assert len(list((target.folder / "table").glob("*.parquet"))) < 12
     assert target.numbers() == [*range(11), *range(100, 111)]
-    assert sink.applied(QUERY, {}) == 10
+    assert sink.applied("q", {}) == 10
 
 
 def test_batch_numbers_survive_the_deletion_of_old_log_entries(target: DeltaTarget) -> None:

@@ -6,12 +6,13 @@
 """
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Final
+from dataclasses import replace
 
 import msgspec
 
 from lanemq.model.errors import LaneError
 from lanemq.model.queue import MessageQueue
+from lanemq.model.units import Millis
 from lanemq.pipelines.checkpoint.checkpoint import SparkLog, epoch_of, holder_of, need_identity, stage_folder
 from lanemq.pipelines.operate.dead_letters import DeadLetterCount, count_dead_letters
 from lanemq.pipelines.operate.parked import ParkedLanes, WaitingKey
@@ -20,9 +21,6 @@ from lanemq.pipelines.stages.transitions.operator_requests import Redrives
 from lanemq.spark.lag import LagAges, QueueLag, lag_between
 from lanemq.spark.options import SECURITY_OPTIONS, parse_read_options
 from lanemq.spark.read.brokers import Brokers
-
-BROKER_WAIT: Final = "1s"
-"""A status is an answer to a person, so it does not wait for the broker for a minute."""
 
 
 class PipelineQueue(msgspec.Struct, frozen=True):
@@ -128,9 +126,9 @@ def _reachable(used: Mapping[str, str], declared: Mapping[str, str]) -> dict[str
 
 
 def _with_lag(status: PipelineStatus, at: Mapping[MessageQueue, int], source: Mapping[str, str]) -> PipelineStatus:
-    """The status with the ends of the queues, if the brokers answer, else with the reason why not."""
+    """The status with the ends of the queues, if the brokers answer at once, else with the reason why not."""
     try:
-        options = parse_read_options({**source, "brokerWait": BROKER_WAIT}, streaming=True)
+        options = replace(parse_read_options(source, streaming=True), wait=Millis(0))
         with Brokers(options) as brokers:
             bounds = brokers.bounds()
         # What retention deleted cannot be read any more, so it is not waited for.

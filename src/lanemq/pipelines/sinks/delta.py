@@ -222,7 +222,7 @@ class DeltaSink(VersionedTableSink[Callable[[], bool]]):
         named = CommitProperties(app_transactions=recorded)
         if isinstance(run.how, Merge):
             wider = widened(run, rows) if self.widens else run
-            changes = merge_table(rows, wider.schema, run.how.keys)
+            changes = merge_table(rows, wider.columns, run.how.keys)
             keys = run.how.keys
             return lambda: self._merge(changes, rows.emptied_below, keys, batch, named)
         if "://" in self._path or not _takes_files(self._delta()):

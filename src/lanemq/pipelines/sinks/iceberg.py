@@ -195,7 +195,7 @@ class IcebergSink(VersionedTableSink[Filling]):
         """Check and load the rows; the returned function writes them to a change, as often as it takes."""
         if isinstance(run.how, Merge):
             wider = widened(run, rows) if self.widens else run
-            changes = merge_table(rows, wider.schema, run.how.keys)
+            changes = merge_table(rows, wider.columns, run.how.keys)
             keys, below = run.how.keys, rows.emptied_below
             return lambda change: self._merge(change, changes, keys, below)
         table = fit(rows.table(), run.columns)
