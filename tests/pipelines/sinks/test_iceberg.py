@@ -289,7 +289,7 @@ def test_upkeep_replaces_small_files_and_deletes_what_no_snapshot_needs(tmp_path
     assert len(list((tmp_path / "warehouse").rglob("*.parquet"))) == 1
     rows = read_iceberg(NAME, warehouse=tmp_path / "warehouse").to_pylist()
     assert {row["id"]: row["text"] for row in rows} == {0: "newest", 1: "row 1", 2: "row 2", 3: "row 3"}
-    assert sink.applied(QUERY, {}) == 3
+    assert sink.applied("q", {}) == 3
     sink.close()
 
 
