@@ -10,6 +10,7 @@ Every lock request and keep-alive also shows that the sender is alive (`core/bro
 to a sender that is not a member of the group, because it was silent for too long, says so, and it sends a heartbeat.
 """
 
+import contextlib
 import logging
 import re
 from collections.abc import Callable, Container, Iterator, Sequence
@@ -24,8 +25,10 @@ from lanemq.broker.storage.checkpoints import lease_row
 from lanemq.core.brokering.lock_table import MIN_LEASE_MS, Lease, LockGrant, Refusal, SavedLease
 from lanemq.core.brokering.members.group import ConnectionId
 from lanemq.core.brokering.progress_store import SavedLane
+from lanemq.core.brokering.queue_progress import Committed, ResetState
 from lanemq.core.brokering.quotas import Quota
 from lanemq.core.brokering.refusals import RefusalReason
+from lanemq.core.finished_ranges import FinishedRanges
 from lanemq.model.errors import BrokerRefused, NotAllowed, StorageError
 from lanemq.model.names import check_group, check_topic
 from lanemq.model.queue import MessageQueue
@@ -111,11 +114,16 @@ class LockHandler:
 
     def _in_slices(self, peer: Peer, request: Command, body: LockRequest, steps: Steps) -> None:
         """Take the steps at once, or in slices if there are many queues."""
-        if len(body.mq_set) > AT_ONCE:
+        if len(body.mq_set) > AT_ONCE or any(self._reads_more(body, each.queue) for each in body.mq_set):
             self._answers.begin(peer, request, steps, in_order=True)
         else:
             for _ in steps:
                 pass
+
+    def _reads_more(self, body: LockRequest, queue: MessageQueue) -> bool:
+        """Whether a queue was read with tags, by another client than the one that asks for it."""
+        read = self._parts.progress.at(body.consumer_group, queue).filtered
+        return read is not None and read.owner != body.client_id
 
     def _lock_steps(
         self,
@@ -143,6 +151,7 @@ class LockHandler:
             granted += grant.granted
             serial = grant.serial or serial
             self._unsaved.update(((group, row.queue), row) for row in grant.changes)
+            yield from self._leave_out(group, grant.granted)
             if wish is None or header.lane_finished is None:
                 overtaken += self._start_without_lanes(group, grant.granted)
             reply.lock_ok_mq_set += [QueueBody.of(lease.queue) for lease in grant.granted]
@@ -172,6 +181,26 @@ class LockHandler:
         keys = [(group, lease.queue) for lease in granted] if overtaken or self._unmarked else []
         self._mark_lanes(peer, request, overtaken, keys, lambda: self._save(peer, request, rows, saved))
         return None
+
+    def _leave_out(self, group: str, granted: Sequence[Lease]) -> Iterator[None]:
+        """Finish for new owners what the former ones have left out because of their tags, if they ended before they
+        could report it."""
+        for lease in granted:
+            progress = self._parts.progress.at(group, lease.queue)
+            read, start = progress.filtered, progress.offset
+            if not lease.changed or read is None or start is None or progress.reset is not ResetState.NONE:
+                continue
+            progress.filtered = None
+            left_out, finished = list[int](), FinishedRanges.decode(progress.finished, start)
+            with contextlib.suppress(StorageError):  # an index is being rebuilt: they run again
+                for offsets in self._parts.queue_log.left_out(lease.queue, start, read.end, read.tags):
+                    left_out += [each for each in offsets if each not in finished]
+                    yield
+            if left_out and progress.offset == start and progress.reset is ResetState.NONE:
+                progress.leave_out(left_out)
+                if self._parts.recording.on:
+                    passed = progress.offset
+                    self._parts.recording.commit(group, lease.queue, passed, read.epoch, Committed(start))
 
     def _start_without_lanes(self, group: str, granted: Sequence[Lease]) -> list[SavedLane]:
         """New owners that know neither finished ranges nor lanes run what follows the offset; returns lanes to save."""
