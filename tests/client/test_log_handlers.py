@@ -185,6 +185,34 @@ def test_what_an_asyncio_producer_logs_is_written_on_its_loop_so_a_handler_may_s
 
 
 @pytest.mark.slow
+def test_a_handler_that_raises_does_not_end_an_app_on_the_program_s_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its records are written there, where an exception would end the task that logs, and with it the app."""
+    monkeypatch.setattr(logging, "raiseExceptions", False)
+
+    def fails(text: str) -> None:
+        raise OSError("the disk of the log is full")
+
+    async def main(real: EmbeddedBroker) -> None:
+        app, got = App(real.address, group="g"), asyncio.Event()
+
+        @app.ordered("orders")
+        async def on_event(event: int) -> None:
+            got.set()
+
+        with shipping(fails):
+            async with app:
+                await asyncio.to_thread(real.kill)
+                await asyncio.to_thread(real.restart)
+                with Producer(real.address, create=["orders"]) as producer:
+                    await asyncio.to_thread(producer.send, "orders", 1, key="k")
+                await got.wait()
+
+    with EmbeddedBroker() as real, Producer(real.address, create=["orders"]) as producer:
+        producer.send("orders", 0, key="k")
+        asyncio.run(asyncio.wait_for(main(real), WAIT))
+
+
+@pytest.mark.slow
 def test_a_handler_may_close_the_consumer_while_the_consumer_logs() -> None:
     with EmbeddedBroker() as real, Producer(real.address, create=["orders", "logs"]) as producer:
         producer.send("logs", "first", key="k")
