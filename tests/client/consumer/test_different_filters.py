@@ -227,6 +227,29 @@ def test_what_a_killed_member_left_out_does_not_come_back_behind_newer_messages_
         assert set(got) == {("a", 2), ("b", 3)} | ({("a", 0)} if waiting else set()), "1 was passed when 2 arrived"
 
 
+@pytest.mark.slow
+def test_what_a_killed_member_left_out_is_known_after_a_restart_of_the_broker(topic: str) -> None:
+    """It is finished, and stored, as soon as the connection is lost."""
+    new, group = Inbox(), f"g-{topic}"
+    with EmbeddedBroker() as broker, Producer(broker.address, create=[topic]) as producer:
+        with member(broker, topic, "a", Inbox()), PullConsumer(broker.address, group=group) as reader:
+            queue = producer.send(topic, 0, key="k", tag="a").queue
+            wait_for(lambda: reader.committed(queue))
+        passed = producer.send(topic, 1, key="k", tag="b").offset
+        producer.send(topic, 2, key="k", tag="a")
+        killed = subprocess.run(
+            [sys.executable, "-c", KILLED_IN_HANDLER, str(broker.address), topic, group, "a"], timeout=WAIT, check=False
+        )
+        assert killed.returncode == -signal.SIGKILL
+        with PullConsumer(broker.address, group=group) as reader:
+            wait_for(lambda: reader.committed(queue) == passed + 1)
+        broker.stop()
+        broker.restart()
+        with member(broker, topic, "a || b", new):
+            producer.send(topic, 3, key="k", tag="b")
+            assert new.wait(2) == [("a", 2), ("b", 3)]
+
+
 def test_members_of_which_neither_reads_all_of_the_other_are_refused_with_the_way_out(
     broker: EmbeddedBroker, topic: str
 ) -> None:

@@ -10,7 +10,6 @@ Every lock request and keep-alive also shows that the sender is alive (`core/bro
 to a sender that is not a member of the group, because it was silent for too long, says so, and it sends a heartbeat.
 """
 
-import contextlib
 import logging
 import re
 from collections.abc import Callable, Container, Iterator, Sequence
@@ -20,15 +19,14 @@ import msgspec
 from lanemq.broker.context import GroupContext
 from lanemq.broker.dispatch import Handler, answer, answer_error
 from lanemq.broker.group_rules import use_groups
+from lanemq.broker.left_out import leave_out
 from lanemq.broker.long_answers import LongAnswers, Steps
 from lanemq.broker.storage.checkpoints import lease_row
 from lanemq.core.brokering.lock_table import MIN_LEASE_MS, Lease, LockGrant, Refusal, SavedLease
 from lanemq.core.brokering.members.group import ConnectionId
 from lanemq.core.brokering.progress_store import SavedLane
-from lanemq.core.brokering.queue_progress import Committed, ResetState
 from lanemq.core.brokering.quotas import Quota
 from lanemq.core.brokering.refusals import RefusalReason
-from lanemq.core.finished_ranges import FinishedRanges
 from lanemq.model.errors import BrokerRefused, NotAllowed, StorageError
 from lanemq.model.names import check_group, check_topic
 from lanemq.model.queue import MessageQueue
@@ -151,7 +149,9 @@ class LockHandler:
             granted += grant.granted
             serial = grant.serial or serial
             self._unsaved.update(((group, row.queue), row) for row in grant.changes)
-            yield from self._leave_out(group, grant.granted)
+            for lease in grant.granted:
+                if lease.changed:
+                    yield from leave_out(self._parts, group, lease.queue)
             if wish is None or header.lane_finished is None:
                 overtaken += self._start_without_lanes(group, grant.granted)
             reply.lock_ok_mq_set += [QueueBody.of(lease.queue) for lease in grant.granted]
@@ -181,26 +181,6 @@ class LockHandler:
         keys = [(group, lease.queue) for lease in granted] if overtaken or self._unmarked else []
         self._mark_lanes(peer, request, overtaken, keys, lambda: self._save(peer, request, rows, saved))
         return None
-
-    def _leave_out(self, group: str, granted: Sequence[Lease]) -> Iterator[None]:
-        """Finish for new owners what the former ones have left out because of their tags, if they ended before they
-        could report it."""
-        for lease in granted:
-            progress = self._parts.progress.at(group, lease.queue)
-            read, start = progress.filtered, progress.offset
-            if not lease.changed or read is None or start is None or progress.reset is not ResetState.NONE:
-                continue
-            progress.filtered = None
-            left_out, finished = list[int](), FinishedRanges.decode(progress.finished, start)
-            with contextlib.suppress(StorageError):  # an index is being rebuilt: they run again
-                for offsets in self._parts.queue_log.left_out(lease.queue, start, read.end, read.tags):
-                    left_out += [each for each in offsets if each not in finished]
-                    yield
-            if left_out and progress.offset == start and progress.reset is ResetState.NONE:
-                progress.leave_out(left_out)
-                if self._parts.recording.on:
-                    passed = progress.offset
-                    self._parts.recording.commit(group, lease.queue, passed, read.epoch, Committed(start))
 
     def _start_without_lanes(self, group: str, granted: Sequence[Lease]) -> list[SavedLane]:
         """New owners that know neither finished ranges nor lanes run what follows the offset; returns lanes to save."""
