@@ -86,3 +86,17 @@ def test_control_with_the_credentials_of_the_console_it_would_be_made(
     assert sign_in(client, "clerk", "clerk-secret") == 303
     assert create(client, "made-without-guard")[0] == 200
     assert "made-without-guard" in topics(client)
+
+
+def test_users_and_rights_are_shown_without_secrets_to_those_who_have_signed_in(client: TestClient) -> None:
+    before = client.get("/settings").text
+    assert "Sign in to see the users of the brokers" in before
+    assert "clerk" not in before
+    assert sign_in(client, "root", SECRET) == 303
+    page = client.get("/settings").text
+    rows = {row[0]: row[1] for row in re.findall(r'<tr><th scope="row">(clerk|root)(.*?)</tr>', page, re.DOTALL)}
+    assert "<code>orders</code> PUB|SUB" in rows["clerk"]
+    assert "others DENY" in rows["clerk"]
+    assert ("admin" in rows["root"], "everything" in rows["root"]) == (True, True)
+    assert SECRET not in page
+    assert "clerk-secret" not in page

@@ -162,3 +162,23 @@ def test_a_delay_that_a_push_consumer_asks_for_is_a_failure(client: str) -> None
         assert (new == handle, stage.handing.failures) == ((True, 1) if client == "push" else (False, 0))
 
     played(play)
+
+
+def test_a_receive_that_finds_nothing_ends_the_search_for_the_others_of_its_line() -> None:
+    async def play() -> None:
+        stage, looks = Stage(""), list[str]()
+        waiting = [asyncio.create_task(stage.receive(f"c{number}", 60.0)) for number in range(50)]
+        await asyncio.sleep(0)
+        take = stage.member.take
+
+        def counted(topic: str, most: int) -> Any:
+            looks.append(topic)
+            return take(topic, most)
+
+        stage.member.take = counted  # type: ignore[method-assign]
+        stage.handing.serve(stage.group)
+        assert len(looks) == 1
+        stage.handing.answer_all()
+        await asyncio.gather(*waiting)
+
+    played(play)

@@ -18,7 +18,20 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from lanemq.clock import Clock, SystemClock
 from lanemq.console.protection import Protection, Sessions
 from lanemq.console.reading import MAX_SEARCHES, MAX_SEARCHES_PER_CLIENT, ConsoleBusy, ConsoleReads, Watch
-from lanemq.console.routes import check, dead, groups, home, key, messages, pipelines, publish, sign_in, topics, waiting
+from lanemq.console.routes import (
+    check,
+    dead,
+    groups,
+    home,
+    key,
+    messages,
+    pipelines,
+    publish,
+    sign_in,
+    topic_settings,
+    topics,
+    waiting,
+)
 from lanemq.console.routes import settings as settings_screen
 from lanemq.console.screens import Console, Context, Screen, show
 from lanemq.console.settings import ConsoleSettings
@@ -93,7 +106,21 @@ def console_app(settings: ConsoleSettings, token: str, *, clock: Clock | None = 
         console.searching.close()
         console.pipeline_reading.close()
 
-    screens = (home, topics, publish, groups, waiting, dead, key, messages, pipelines, check, settings_screen, sign_in)
+    screens = (
+        home,
+        topics,
+        publish,
+        topic_settings,
+        groups,
+        waiting,
+        dead,
+        key,
+        messages,
+        pipelines,
+        check,
+        settings_screen,
+        sign_in,
+    )
     return Starlette(
         routes=[
             *(route for each in screens for route in each.routes()),

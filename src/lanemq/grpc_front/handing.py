@@ -7,7 +7,7 @@ group's member. A receive that finds nothing waits in a line of its topic, and i
 import asyncio
 import contextlib
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Container
 from dataclasses import dataclass, field
 
@@ -20,6 +20,7 @@ from lanemq.grpc_front.clients import GrpcClient
 from lanemq.grpc_front.groups import FrontGroup, LaneMember
 from lanemq.model.errors import LaneError
 from lanemq.model.units import Millis
+from lanemq.net.rate_limited_log import RateLimitedLog
 
 log = logging.getLogger(__name__)
 
@@ -51,8 +52,11 @@ class Handing:
     def __init__(self, boot: str, clock: Clock, longest: Millis) -> None:
         self.hand_outs: HandOuts[Message] = HandOuts(boot)
         self._clock = clock
+        self._warnings = RateLimitedLog(log, clock)
         self._longest = longest
         self._waiting: dict[tuple[str, str], deque[Receive]] = {}
+        self._waiting_of: Counter[str] = Counter()
+        """How many of them each client has."""
         self._members: dict[int, tuple[LaneMember, FrontGroup]] = {}
         """The member, and its group, of each hand-out by number."""
         self._timers: dict[tuple[str, str], asyncio.TimerHandle] = {}
@@ -73,8 +77,9 @@ class Handing:
             return
         line = self._waiting.setdefault(place, deque())
         line.append(call)
-        self.serve(call.group)
+        self._waiting_of[call.client.id] += 1
         try:
+            self.serve(call.group)
             async with asyncio.timeout(seconds):
                 await call.answered
         except TimeoutError:
@@ -83,6 +88,7 @@ class Handing:
             self.not_received(call)
             raise
         finally:
+            self._waiting_of -= Counter((call.client.id,))  # forgets a client without any
             with contextlib.suppress(ValueError):
                 line.remove(call)
 
@@ -156,7 +162,7 @@ class Handing:
 
     def acknowledge(self, client: GrpcClient, handle: str, group: str, topic: str) -> Ruling:
         decision = self.hand_outs.acknowledge(handle, group, topic, now=self._clock.now())
-        self._count(decision)
+        self._count(decision, handle)
         hand_out = decision.hand_out
         if hand_out is not None and decision.verdict in (Ruling.COUNTED, Ruling.ENDED):
             self.acknowledged += 1
@@ -172,7 +178,7 @@ class Handing:
     def fail(self, client: GrpcClient, handle: str, group: str, topic: str, delay: Millis | None) -> Ruling:
         """A handler failed. `delay` is what the client asks to wait; None leaves it to the policy."""
         decision = self.hand_outs.fail(handle, group, topic, now=self._clock.now())
-        self._count(decision)
+        self._count(decision, handle)
         if decision.verdict is Ruling.ENDED and decision.hand_out is not None:
             self.failures += 1
             client.packing.failed()
@@ -189,13 +195,19 @@ class Handing:
             return self.fail(client, handle, group, topic, invisible), handle
         now = self._clock.now()
         decision = self.hand_outs.change(handle, group, topic, now=now, until=Millis(now + invisible))
-        self._count(decision)
+        self._count(decision, handle)
         if decision.hand_out is not None and decision.counts:
             handle = decision.hand_out.handles[decision.at]
         return decision.verdict, handle
 
-    def _count(self, decision: Decision[Message]) -> None:
+    def _count(self, decision: Decision[Message], handle: str) -> None:
         self.stale += decision.verdict is Ruling.STALE
+        if decision.verdict is Ruling.STALE and not self.hand_outs.is_own(handle):
+            self._warnings.warn(
+                "handles",
+                "a client decided about a message that another front gave it, or this one before its restart, and is "
+                "refused; if it repeats, fronts share an address without --advertise, or calls are balanced one by one",
+            )
 
     # without a decision
 
@@ -254,11 +266,22 @@ class Handing:
             self._decided.set()
             group.look()
 
-    async def all_decided(self) -> None:
-        """Waits until no client has a message."""
-        while len(self.hand_outs):
+    async def all_decided(self, group: str) -> None:
+        """Waits until no client has a message of a group."""
+        while any(each.group == group for each in self.hand_outs):
             self._decided.clear()
             await self._decided.wait()
+
+    def answer_all(self) -> None:
+        """Answers the receives that wait, without messages."""
+        for line in self._waiting.values():
+            for call in line:
+                if not call.answered.done():
+                    call.answered.set_result(None)
+
+    def waiting_of(self, client: str) -> int:
+        """How many receives of a client wait."""
+        return self._waiting_of[client]
 
     @property
     def waiting(self) -> int:

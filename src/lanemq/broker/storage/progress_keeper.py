@@ -102,11 +102,12 @@ class ProgressKeeper:
         stored: Callable[[], None] = nothing,
         chunks: Sequence[ChunkRow] = (),
         copies: Records | None = None,
+        before: Sequence[ProgressChange] = (),
     ) -> None:
-        """Save the current state of a lane, which may have ended."""
+        """Save the current state of a lane, which may have ended, in one write with other changes `before` it."""
         lane = self.lane(name)
         change = EndedLane(name) if lane is None else SavedLane.of(lane, chunks, tuple((copies or {}).items()))
-        self.save((change,), then, stored=stored)
+        self.save((*before, change), then, stored=stored)
 
     def lane(self, name: LaneName) -> ParkedLane | None:
         return self.table.at(name.group, name.queue).lanes.get(name.key)

@@ -128,7 +128,7 @@ def check_console_packages() -> None:
     """Raises `CliError` if a package of the extra `console` is missing; imports none of them."""
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
-        raise CliError(f"the console needs {' and '.join(missing)}: {install_extra('console')}")
+        raise CliError(f"the console needs {', '.join(missing)}: {install_extra('console')}")
 
 
 def _origin(context: click.Context, name: str) -> str:

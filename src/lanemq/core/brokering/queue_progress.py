@@ -37,7 +37,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from lanemq.core.brokering.lane_offsets import CHUNK, ChunkRow, LaneOffsets
 from lanemq.core.brokering.lock_table import Stale, Verdict
-from lanemq.core.brokering.queue_seen import QueueSeen
+from lanemq.core.brokering.queue_seen import QueueSeen, most_producers
 from lanemq.core.finished_ranges import MAX_RANGES, FinishedRanges
 from lanemq.core.lane_status import Failure, LaneStatus
 from lanemq.model.errors import InvalidOption
@@ -158,6 +158,8 @@ class ProgressHome(Protocol):
     """Where the progress of a group in a queue is entered: `ProgressTable`."""
 
     serial: int
+    queues: int
+    """Groups times queues: how many have a progress."""
 
     def offset_changed(self, progress: "QueueProgress", more: int) -> None:
         """`more`: by how many bytes its offset and finished ranges grew."""
@@ -219,11 +221,15 @@ class QueueProgress:
         if finished is not None:
             after = finished.lowest(MAX_RANGES).encode(offset)
         if seen is not None:
-            self.seen = self.seen or QueueSeen()
-            self.seen.take(seen)
+            self.see(seen)
         if offset != stored or after != self.finished or seen is not None:
             self._put(offset, after)
         return Committed(stored)
+
+    def see(self, seen: SeenLog) -> None:
+        """Note what the owner has seen of the log."""
+        self.seen = self.seen or QueueSeen()
+        self.seen.take(seen, most_producers(self._home.queues))
 
     def forget_finished(self) -> None:
         """Delete finished ranges, because the queue's owner does not know them and repeats what they cover.

@@ -147,6 +147,10 @@ class HandOuts(Generic[M]):
             self._make_handle(decision.hand_out, decision.at, str(next(self._renewals)))
         return decision
 
+    def is_own(self, handle: str) -> bool:
+        """Whether this start of the front made a handle."""
+        return handle.startswith(f"{self._boot}.")
+
     def is_renewed(self, handle: str) -> bool:
         """Whether the client of a message has it for as long as it is there."""
         found = self._by_handle.get(handle)
