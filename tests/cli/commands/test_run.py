@@ -296,4 +296,7 @@ def test_workers_whose_monitor_is_taken_end_with_one_sentence(broker: EmbeddedBr
         words = [sys.executable, "-m", "lanemq.cli.main", "run", "shop_app:app", "--workers", "2"]
         done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == f"Error: monitor='{address}': cannot listen there: Address already in use"
+    assert done.stderr.splitlines()[-1] == (
+        f"Error: cannot listen on {address}: another program uses this port: stop it, or choose another port with "
+        "monitor="
+    )

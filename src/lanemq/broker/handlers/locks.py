@@ -245,7 +245,7 @@ class LockHandler:
         return [
             each
             for each in queues
-            if (each.topic not in waits and free(group, each)) or self._owner(group, each) == client_id
+            if self._owner(group, each) == client_id or (each.topic not in waits and free(group, each))
         ]
 
     def _owner(self, group: str, queue: MessageQueue) -> str | None:
