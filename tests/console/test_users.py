@@ -10,8 +10,10 @@ from tests.guarded_broker import SECRET, users_file
 
 from lanemq.broker.config import BrokerOptions
 from lanemq.client.admin.admin import Admin
+from lanemq.client.admin.watching import WatchAdmin
 from lanemq.console.app import console_app
 from lanemq.console.settings import ConsoleSettings
+from lanemq.model.errors import NotAllowed
 from lanemq.net.address import Address
 from lanemq.testing.embedded import EmbeddedBroker
 from lanemq.wire.signing import Credentials
@@ -100,3 +102,16 @@ def test_users_and_rights_are_shown_without_secrets_to_those_who_have_signed_in(
     assert ("admin" in rows["root"], "everything" in rows["root"]) == (True, True)
     assert SECRET not in page
     assert "clerk-secret" not in page
+
+
+def test_only_an_administrator_may_ask_a_broker_for_its_users(client: TestClient) -> None:
+    server = client.app.state.console.settings.server
+    with WatchAdmin(server, credentials=Credentials("clerk", "clerk-secret")) as admin, pytest.raises(NotAllowed):
+        admin.broker_users()
+    with WatchAdmin(server, credentials=Credentials("root", SECRET)) as admin:
+        ((broker, users),) = [(each.broker, each.users) for each in admin.broker_users()]
+    assert broker == "lanemq"
+    assert users is not None
+    assert [(user.access_key, user.admin) for user in users if user.access_key in ("root", "clerk")] == [
+        ("root", True), ("clerk", False)
+    ]  # fmt: skip

@@ -48,13 +48,16 @@ class OffsetCopies:
         if not known:
             return
         copies = self._copies(group)
-        look = _Look(await self._link.connection(master), await self._link.offsets(master, group, known))
+        look = _Look(await self._link.connection(master), await self._link.offsets_or_zero(master, group))
         before = self._last_looks.get((group, broker))
         # A broker that restarted, or another master, has another connection. It may have older copies.
         same = before.offsets if before is not None and before.connection is look.connection else {}
         self._last_looks[group, broker] = look
         wanted, others = copies.compare(known, look.offsets, same)
         for queue, theirs, offset in others:
+            if theirs <= 0 and not await self._link.has_committed(master, group, queue):
+                wanted[queue] = offset  # the broker has forgotten it
+                continue
             self._warnings.warn(
                 f"{group} {queue}",
                 f"group {group}: somebody has set its offset in {queue} to {theirs} at the broker. The group is "

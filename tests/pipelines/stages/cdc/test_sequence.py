@@ -10,7 +10,8 @@ from pyspark.sql.types import LongType, StringType
 
 from lanemq.model.errors import InvalidOption
 from lanemq.pipelines import LastState
-from lanemq.pipelines.stages.cdc.sequence import encode, parse_parts, sequence_type, source_part
+from lanemq.pipelines.queue_ties import source_part
+from lanemq.pipelines.stages.cdc.sequence import encode, parse_parts, sequence_type
 
 BINLOG = parse_parts(("source.file:file", "source.pos"))
 NUMBERS = st.integers(0, 2**63 - 1)
