@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from interop.coordinator.node import CoordinatorNode, coordinate
-from interop.coordinator.test_coordinator import member
+from interop.coordinator.test_coordinator import member, noted
 from interop.ports import eventually
 from lanemq import Producer
 from lanemq.client.admin.admin import Admin
@@ -85,3 +85,40 @@ def test_other_keys_keep_their_rate_with_a_backlog_behind_a_failing_key(
         flush=True,
     )
     assert after >= SHARE * before
+
+
+SPARSE, APART = 640, 40
+SPARSE_RATE = 200.0
+"""Messages a second. One pull after the other would bring about as many in ten seconds on a slow network."""
+
+
+def test_a_lane_whose_messages_lie_far_apart_is_redriven_with_pulls_side_by_side(
+    address: str, coordinator: CoordinatorNode, tmp_path: Path
+) -> None:
+    topic = group = "sparse"
+    with Admin(address) as admin:
+        admin.create_topic(topic, 1, ordered=True)
+    coordinate(address, group)
+    with Producer(address) as producer:
+        first = producer.send(topic, "fail", key="bad").offset
+        for number in range(SPARSE):
+            producer.submit(topic, number, key="bad")
+            for other in range(APART):
+                producer.submit(topic, other, key=f"k{other}")
+        producer.flush()
+    notes = tmp_path / "notes"
+    notes.touch()
+
+    def times() -> list[float]:
+        return [each["t"] for each in noted(notes) if each["key"] == "bad"]
+
+    with member(address, group, topic, notes), ParkedAdmin(address) as parked:
+        eventually(lambda: [lane.messages for lane in parked.lanes(group)] == [SPARSE + 1], 120, "all are parked")
+        (lane,) = parked.lanes(group)
+        parked.discard(lane, first)
+        began = time.monotonic()
+        parked.redrive(lane)
+        eventually(lambda: len(times()) == SPARSE, 60, "all were redriven")
+    rate = SPARSE / (max(times()) - began)
+    print(f"{SPARSE} messages of a lane, each {APART + 1} offsets apart: {rate:.0f}/s", flush=True)
+    assert rate > SPARSE_RATE

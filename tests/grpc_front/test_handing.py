@@ -91,6 +91,27 @@ def test_an_answer_that_was_lost_returns_nothing_that_a_repeated_call_has() -> N
     played(play)
 
 
+def test_what_a_lost_connection_brought_last_is_for_others_unless_the_client_has_it_by_a_repeated_call() -> None:
+    """The transport had written the answers: only the client could say that they did not arrive."""
+
+    async def play() -> None:
+        stage = Stage("abc")
+        early = await stage.receive("c", connection="old")
+        early.hand_outs[0].began = Millis(early.hand_outs[0].began - 10)
+        since = Millis(early.hand_outs[0].began + 1)
+        lost = await stage.receive("c", connection="old", attempt_id="lost")
+        repeated = await stage.receive("c", connection="old", attempt_id="repeated")
+        again = await stage.receive("c", connection="new", attempt_id="repeated")
+        assert again.hand_outs == repeated.hand_outs != []
+        stage.handing.connection_lost("c", "old", since)
+        assert stage.acknowledge(lost) is Ruling.STALE
+        assert stage.acknowledge(early) is Ruling.ENDED
+        assert stage.acknowledge(again) is Ruling.ENDED
+        assert (await stage.receive("d")).hand_outs
+
+    played(play)
+
+
 def test_a_receive_of_a_client_that_has_ended_gets_nothing() -> None:
     async def play() -> None:
         stage = Stage("")

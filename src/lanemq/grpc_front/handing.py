@@ -42,6 +42,7 @@ class Receive:
     invisible: Millis | None
     """For how long a client without renewal has the messages; None: as long as it is there."""
     attempt_id: str
+    connection: str = ""
     answered: "asyncio.Future[None]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     hand_outs: list[MessageHandOut] = field(default_factory=list)
 
@@ -73,7 +74,10 @@ class Handing:
         if again:
             call.hand_outs += again
             for each in again:
-                each.answer = call  # the answer to the first call is lost, and cannot return them any more
+                each.answer, each.connection = (
+                    call,
+                    call.connection,
+                )  # the answer to the first call is lost, and cannot return them any more
             return
         line = self._waiting.setdefault(place, deque())
         line.append(call)
@@ -130,7 +134,7 @@ class Handing:
             renewed = call.invisible is None
             handed = self.hand_outs.add(
                 run, call.group.name, call.topic, call.client.id,
-                now=now, until=until, renewed=renewed, attempt_id=call.attempt_id,
+                now=now, until=until, renewed=renewed, attempt_id=call.attempt_id, connection=call.connection,
             )  # fmt: skip
             handed.answer = call
             self._members[handed.number] = member, call.group
@@ -226,6 +230,12 @@ class Handing:
                 if not call.answered.done():
                     call.answered.set_result(None)
         for each in self.hand_outs.of_client(client):
+            self._return(each)
+
+    def connection_lost(self, client: str, connection: str, since: Millis) -> None:
+        """The last answers over a connection may not have reached the client, and it has not repeated its calls: those
+        messages are for others now, or for a new call of the client itself."""
+        for each in self.hand_outs.uncertain(client, connection, since):
             self._return(each)
 
     def tidy(self, present: Container[str]) -> None:

@@ -243,7 +243,7 @@ class FrontService:
         invisible = None if request.auto_renew else _invisible(request)
         call = Receive(
             client, kept, topic, max(1, min(request.batch_size or 1, MAX_BATCH)), invisible,
-            request.attempt_id or "",
+            request.attempt_id or "", head.connection,
         )  # fmt: skip
         await self.handing.receive(call, _patience(head, request))
         if not call.hand_outs and kept.failure:
@@ -306,6 +306,8 @@ class FrontService:
     async def _look_after_all(self) -> None:
         for client in self.clients.gone(now=self.clock.now()):
             log.info("client %s is gone", client.name)
+        for lost in self.clients.alive.lost_connections(now=self.clock.now()):
+            self.handing.connection_lost(*lost)
         self.handing.tidy(self.clients.alive)
         for name, group in [] if self.draining else list(self.groups.items()):
             tags, wanted = self.clients.tags_of(name), group.wanted

@@ -32,7 +32,6 @@ from pyspark.sql.types import (
 )
 
 from lanemq.files import StorePath, arrow_source
-from lanemq.model.errors import OrderError
 from lanemq.pipelines.text_limits import TextLimit
 from lanemq.spark.versions import to_arrow_schema
 
@@ -243,27 +242,9 @@ SEQUENCE, DELETED = "_sequence", "_deleted"
 KEPT = "_kept"
 """An optional column of rows to merge: a JSON list of the columns whose stored value must not change."""
 QUEUE = "_queue"
-"""An optional column of rows to merge: the queue of a row's last change, if the sequence is the offset in this queue.
-Offsets of two queues cannot be compared, so a sink refuses a batch that changes a row of another queue."""
-
-
-def changed_in_two_queues(key: Mapping[str, object], before: str, now: str, sequence: int | str) -> OrderError:
-    """The error for a row that two queues change, in one batch or in two.
-
-    `sequence`: of the change in queue `now`, that is its offset, or a position of the source followed by its offset.
-    """
-    row = ", ".join(f"{name}={value!r}" for name, value in key.items())
-    by_source, offset = isinstance(sequence, str), int(str(sequence).rpartition(" ")[2])
-    wanted = "more parts in sequence=, which differ" if by_source else "a position of the source as sequence="
-    topic, broker, number = now.rsplit("/", 2)
-    return OrderError(
-        f"the row {row} was changed in queue {before} and in queue {now}, and nothing says which change is newer; the "
-        f"last one in queue {now} is offset {offset}. The messages stay in the topic, so every start ends here, until "
-        f"you begin with a new table and a new checkpoint, with {wanted}, or leave the changes of one queue out with "
-        f"prepare=lambda messages: messages.where(\"NOT (topic = '{topic}' AND broker = '{broker}' AND queue_id = "
-        f"{number} AND queue_offset = {offset})\"). To avoid it, send a row's changes with one message key, so that "
-        f"they stay in one queue"
-    )
+"""An optional column of rows to merge: the queue of a row's last change. The sequence is then the offset in it, or a
+position of the source and this offset. A sink refuses a batch with a row that ties with one of another queue
+(`queue_ties.py`)."""
 
 
 OnQueueChange: TypeAlias = Literal["fail", "continue"]

@@ -6,7 +6,16 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DoubleType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
 from tests.pipelines.sinks.conftest import ALL, FENCING, MERGING, ORDERED
 from tests.pipelines.sinks.targets import CHANGES, EVENTS, KEYED, Died, Target, changes, dies_at, named
 
@@ -256,6 +265,84 @@ def test_a_row_that_another_queue_has_changed_is_refused(target: Target, offset:
         )
     again = target.opened(2, schema=PLACED, how=KEYED)
     assert (target.changed(), again.applied()) == ({1: "second", 2: "first"}, 1)
+
+
+SOURCED = StructType(
+    [
+        StructField("id", LongType(), False),
+        StructField("text", StringType()),
+        StructField("amount", DoubleType()),
+        StructField("tags", ArrayType(StringType())),
+        StructField(SEQUENCE, StringType(), False),
+        StructField("_deleted", BooleanType(), False),
+        StructField(QUEUE, StringType()),
+    ]
+)
+
+
+def sourced(*rows: tuple[int, str, int, int, int], **more: Any) -> TableRows:
+    """Rows to merge: (id, text, position of the source, queue, offset)."""
+    columns = [
+        {
+            "id": key,
+            "text": text,
+            "amount": float("nan"),
+            "tags": [text, None],
+            SEQUENCE: f"{position:019} {offset:019}",
+            "_deleted": False,
+            QUEUE: f"t/b/{queue}",
+        }
+        for key, text, position, queue, offset in rows
+    ]
+    return TableRows(SOURCED, pa.Table.from_pylist(columns, to_arrow_schema(SOURCED)), **more)
+
+
+@merging
+@pytest.mark.parametrize("offset", [3, 30], ids=["lower", "higher"])
+def test_another_change_with_the_same_source_position_in_another_queue_is_refused(target: Target, offset: int) -> None:
+    """Nothing says which is newer: by offsets the change would be lost, or replace a newer one."""
+    sink = target.opened(1, schema=SOURCED, how=KEYED)
+    sink.write(sourced((1, "first", 7, 0, 10), (2, "newer", 9, 1, 4)), named(1, 0))
+    sink.write(sourced((1, "second", 7, 0, 11), (2, "older", 8, 0, 12)), named(1, 1))
+    assert target.changed() == {1: "second", 2: "newer"}
+    told = (
+        f"the row id=1 was changed in queue t/b/0 and in queue t/b/1 with the same sequence, .* is offset "
+        f"{offset}\\. .*topic = 't' AND broker = 'b' AND queue_id = 1 AND queue_offset = {offset}\\)"
+    )
+    with pytest.raises(OrderError, match=told):
+        sink.write(sourced((1, "other", 7, 1, offset), (2, "newest", 10, 0, 13), (3, "new", 7, 1, 2)), named(1, 2))
+    again = target.opened(2, schema=SOURCED, how=KEYED)
+    assert (target.changed(), again.applied()) == ({1: "second", 2: "newer"}, 1)
+    assert again.write(sourced((1, "third", 8, 1, 5)), named(2, 2)), "a newer position decides between queues"
+    assert target.changed()[1] == "third"
+
+
+@merging
+@pytest.mark.parametrize("offset", [3, 30], ids=["lower", "higher"])
+def test_a_repeat_in_another_queue_is_accepted_and_remembered(target: Target, offset: int) -> None:
+    """A connector repeats changes after a restart. A third change of this position is then one of several queues."""
+    sink = target.opened(1, schema=SOURCED, how=KEYED)
+    sink.write(sourced((1, "same", 7, 0, 10), (2, "x", 3, 1, 1)), named(1, 0))
+    for number in (1, 2):
+        assert sink.write(sourced((1, "same", 7, 1, offset), (2, "y", 3 + number, 1, 1 + number)), named(1, number))
+    assert target.changed() == {1: "same", 2: "y"}
+    for queue in (0, 1):
+        with pytest.raises(OrderError, match=rf"id=1 .* in queue t/b/1 and others and in queue t/b/{queue} with"):
+            sink.write(sourced((1, "other", 7, queue, 40)), named(1, 3))
+    assert sink.write(sourced((1, "next", 8, 0, 41)), named(1, 4))
+    assert sink.write(sourced((1, "last", 8, 0, 42)), named(1, 5)), "the row is in one queue again"
+    assert target.changed() == {1: "last", 2: "y"}
+
+
+@merging
+def test_a_truncation_with_the_source_position_of_a_row_of_another_queue_is_refused(target: Target) -> None:
+    sink = target.opened(1, schema=SOURCED, how=KEYED)
+    sink.write(sourced((1, "old", 3, 0, 10), (2, "same", 7, 0, 50)), named(1, 0))
+    for rows in ((), ((5, "new", 8, 1, 5),)):
+        with pytest.raises(OrderError, match="truncated in queue t/b/1, a row was changed in queue t/b/0, and"):
+            sink.write(sourced(*rows, emptied_below=f"{7:019} {4:019} t/b/1"), named(1, 1))
+    assert sink.write(sourced((1, "again", 9, 1, 5), emptied_below=f"{7:019} {51:019} t/b/0"), named(1, 1))
+    assert target.changed() == {1: "again"}
 
 
 @merging

@@ -10,7 +10,7 @@ A record is read from the log, or from its copy in the store if retention has de
 
 import asyncio
 import logging
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TypeAlias
 
 from lanemq.broker.storage.disk_thread import DiskThread
@@ -255,6 +255,9 @@ class StoredQueues:
             return self._store.times.last_before(queue.topic, queue.queue_id, offset) or 0
         except StillRebuilding:
             return 0
+
+    def left_out(self, queue: MessageQueue, start: int, end: int, tags: frozenset[int]) -> Iterator[list[int]]:
+        return self._store.left_out(queue.topic, queue.queue_id, start, end, tags)
 
     def is_young(self, queue: MessageQueue) -> bool:
         store, (topic, _, queue_id) = self._store, queue

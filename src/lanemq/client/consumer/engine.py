@@ -46,7 +46,7 @@ from lanemq.client.consumer.turns.workers import (
     Workers,
 )
 from lanemq.client.identity import new_client_id
-from lanemq.forking import tell_child
+from lanemq.forking import UNDERWAY, tell_child, tell_now
 from lanemq.model.errors import Closed, GroupConflict, InvalidOption, LaneError, UsageError
 from lanemq.model.units import QueueOffset
 from lanemq.net.address import Address
@@ -180,6 +180,8 @@ class ConsumerEngine:
 
     def check_process(self) -> None:
         """Raises `UsageError` in a child of the process that started the consumer."""
+        if UNDERWAY:
+            tell_now()
         if self.in_child:
             raise started_in_parent()
 
@@ -439,6 +441,8 @@ class EngineThread:
 
     def check_process(self) -> None:
         """Raises `UsageError` in a child of the process that started the consumer."""
+        if UNDERWAY:
+            tell_now()
         if self.in_child:
             raise started_in_parent()
 

@@ -40,8 +40,20 @@ from lanemq.files import StorePath, locate, sync
 from lanemq.files.objects import ObjectPath, store_config
 from lanemq.model.errors import InvalidOption, StorageError
 from lanemq.model.units import Millis, Seconds, to_seconds
-from lanemq.pipelines.ports import DELETED, KEPT, QUEUE, SEQUENCE, Append, Batch, Merge, Rows, changed_in_two_queues
+from lanemq.pipelines.ports import DELETED, KEPT, QUEUE, SEQUENCE, Append, Batch, Merge, Rows
+from lanemq.pipelines.queue_ties import (
+    SOURCE_IN_MERGE,
+    alike,
+    by_source,
+    changed_in_two_queues,
+    source_and_queue,
+    tied,
+    tied_in_sql,
+    truncated_in_two_queues,
+    with_others_in_sql,
+)
 from lanemq.pipelines.sinks import delta_compaction as compaction
+from lanemq.pipelines.sinks.arrow_merge import pairs_of
 from lanemq.pipelines.sinks.delta_files import file_stats, partition_text
 from lanemq.pipelines.sinks.exact_sink import (
     ExtraColumns,
@@ -260,24 +272,30 @@ class DeltaSink(VersionedTableSink[Callable[[], bool]]):
         self, changes: pa.Table, below: int | str | None, keys: Sequence[str], batch: Batch, named: CommitProperties
     ) -> bool:
         table = self._delta()
+        _refuse_truncation(table, below)
         if below is not None and not changes.num_rows:
             table.delete(_older(below), commit_properties=named)
         if changes.num_rows:
             same = " AND ".join(f"s.{_quoted(key)} = t.{_quoted(key)}" for key in keys)
             declared = self._opened().schema.names
             changes, missing = self._extra_columns.fit(changes, declared, _column_types(table), _is_type)
-            merge = table.merge(
-                changes, same, source_alias="s", target_alias="t", merge_schema=bool(missing), commit_properties=named
-            )
-            if below is not None:
-                merge = _emptying(merge, below)
-            merge = _updating(merge, changes, {each.name for each in missing}).when_not_matched_insert_all()
+
+            def merge(on_tie: str) -> dict[str, Any]:
+                merger = table.merge(
+                    changes, same, source_alias="s", target_alias="t", merge_schema=bool(missing),
+                    commit_properties=named,
+                )  # fmt: skip
+                if below is not None:
+                    merger = _emptying(merger, below)
+                merger = _updating(merger, changes, {each.name for each in missing}, on_tie)
+                return merger.when_not_matched_insert_all().execute()
+
             try:
-                done = merge.execute()
+                done = merge(_FAILING)
             except DeltaError:
-                if QUEUE in changes.schema.names:
-                    _refuse_other_queue(table, changes, keys)
-                raise
+                if QUEUE not in changes.schema.names or not _all_repeats(table, changes, keys, below):
+                    raise
+                done = merge(with_others_in_sql(_column("s", QUEUE)))
             self._stale = changes.num_rows - done["num_target_rows_inserted"] - done["num_target_rows_updated"]
         if table.transaction_version(batch.query) != batch.number:
             # A merge that changes nothing commits nothing, and the batch would not be recorded.
@@ -376,40 +394,68 @@ def read_table(path: str | StorePath, storage_options: Mapping[str, str] | None 
     return without_deletions(pa.table(rows).cast(pa.schema(found.schema().to_arrow())))
 
 
-def _updating(merge: TableMerger, changes: pa.Table, missing: Collection[str]) -> TableMerger:
-    """Newer rows replace older ones, except for the columns that they keep. `missing`: columns that the table gets now.
+def _updating(merge: TableMerger, changes: pa.Table, missing: Collection[str], on_tie: str) -> TableMerger:
+    """Newer rows replace older ones, except for the columns that they keep.
 
+    `missing`: columns that the table gets now. `on_tie`: the queue of a row that ties with its change.
     One clause for all rows: with one for each combination of kept columns, a merge takes 2 ms for every combination.
     """
-    newer, names = f"s.{_quoted(SEQUENCE)} > t.{_quoted(SEQUENCE)}", changes.schema.names
+    newer, names = f"{_column('s', SEQUENCE)} > {_column('t', SEQUENCE)}", changes.schema.names
     keeps = KEPT in names and changes[KEPT].null_count < changes.num_rows
     if not keeps and QUEUE not in names:
         return merge.when_matched_update_all(newer)
     texts = pc.unique(changes[KEPT].drop_null()).to_pylist() if keeps else []
     kept = {name for text in texts for name in json.loads(text)} - {*missing}
-    updates = {_quoted(name): _kept_or_new(name) if name in kept else f"s.{_quoted(name)}" for name in names}
+    updates = {_quoted(name): _kept_or_new(name) if name in kept else _column("s", name) for name in names}
     if QUEUE in names:
-        newer = f"{newer} OR {_OTHER_QUEUE}"
-        updates[_quoted(QUEUE)] = f"CASE WHEN {_OTHER_QUEUE} THEN {_FAILING} ELSE s.{_quoted(QUEUE)} END"
+        source = SOURCE_IN_MERGE if by_source(changes.schema.field(SEQUENCE).type) else ""
+        tie = tied_in_sql("t", "s", _quoted(QUEUE), _quoted(SEQUENCE), source)
+        newer = f"{newer} OR {tie}"
+        updates[_quoted(QUEUE)] = f"CASE WHEN {tie} THEN {on_tie} ELSE {_column('s', QUEUE)} END"
     return merge.when_matched_update(updates, newer)
 
 
-_OTHER_QUEUE: Final = f't."{QUEUE}" <> s."{QUEUE}"'
+def _column(table: str, name: str) -> str:
+    return f"{table}.{_quoted(name)}"
+
+
 _FAILING: Final = f"CAST(CAST(concat('queue ', t.\"{QUEUE}\") AS BIGINT) AS VARCHAR)"
 """A text that cannot be computed. A merge has no other way to refuse a row, and commits nothing if it fails."""
 
 
-def _refuse_other_queue(table: DeltaTable, changes: pa.Table, keys: Sequence[str]) -> None:
-    """Raises `OrderError` if a row of the table is of another queue than its change."""
-    names = [*keys, QUEUE]
-    held = QueryBuilder().register("held", table).execute(f"SELECT {', '.join(map(_quoted, names))} FROM held")
-    wanted = changes.select([*names, SEQUENCE])
-    for batch in held:
-        rows = pa.table(batch).select(names).cast(changes.select(names).schema)
-        pairs = rows.join(wanted, list(keys), join_type="inner", right_suffix=" now")
-        for row in pairs.filter(pc.not_equal(pairs[QUEUE], pairs[f"{QUEUE} now"])).to_pylist():
-            key = {name: row[name] for name in keys}
-            raise changed_in_two_queues(key, row[QUEUE], row[f"{QUEUE} now"], row[SEQUENCE])
+def _refuse_truncation(table: DeltaTable, below: int | str | None) -> None:
+    """Raises `OrderError` if a row of another queue has the source position of a truncation."""
+    if tie := source_and_queue(below):
+        source, emptied = tie
+        queue, same = _quoted(QUEUE), f"{SOURCE_IN_MERGE.format(_quoted(SEQUENCE))} = {_text(source)}"
+        wanted = f"SELECT {queue} FROM held WHERE {same} AND {queue} <> {_text(emptied)} LIMIT 1"
+        for batch in QueryBuilder().register("held", table).execute(wanted):
+            for other in pa.table(batch)[QUEUE].to_pylist():
+                raise truncated_in_two_queues(emptied, other, source)
+
+
+def _all_repeats(table: DeltaTable, changes: pa.Table, keys: Sequence[str], below: int | str | None) -> bool:
+    """Whether changes tie with rows of the table, and all of these are equal; `OrderError` if one is not.
+
+    Rows that a truncation removes do not count.
+    """
+    found, repeats = False, by_source(changes.schema.field(SEQUENCE).type)
+    known = [field.name for field in table.schema().fields]
+    names = [name for name in changes.schema.names if name in known]
+    index = changes.select([*keys, QUEUE, SEQUENCE])
+    where = "" if below is None else f" WHERE NOT {_older(below)}"
+    wanted = f"SELECT {', '.join(map(_quoted, names))} FROM held{where}"
+    for batch in QueryBuilder().register("held", table).execute(wanted):
+        held = pa.table(batch).cast(pa.schema(pa.schema(table.schema().to_arrow()).field(name) for name in names))
+        rows, of_rows = pairs_of(held.select(index.column_names).cast(index.schema), index, keys)
+        ties = tied(held.take(rows), changes.take(of_rows), QUEUE, SEQUENCE).combine_chunks()
+        before, after = held.take(rows.filter(ties)).to_pylist(), changes.take(of_rows.filter(ties)).to_pylist()
+        for row, change in zip(before, after, strict=True):
+            if not repeats or not alike(change, row, (SEQUENCE, QUEUE)):
+                key = {name: change[name] for name in keys}
+                raise changed_in_two_queues(key, row[QUEUE], change[QUEUE], change[SEQUENCE])
+            found = True
+    return found
 
 
 def _kept_or_new(name: str) -> str:

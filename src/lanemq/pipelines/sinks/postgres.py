@@ -118,6 +118,7 @@ class PostgresSink(SqlSink):
     for_update = "FOR UPDATE"
     position_in_text = "strpos"
     bytewise = ' COLLATE "C"'
+    same_values = "{}::text IS NOT DISTINCT FROM {}::text"  # json cannot be compared
     merged_table_options = " WITH (fillfactor = 70)"
 
     def __init__(
@@ -290,7 +291,7 @@ class PostgresSink(SqlSink):
         staged = replace(terms, schema=staging.schema)
         left_out = sum(each.rows for each in copies) - int(connection.execute(self._upsert(staged, select)).rowcount)
         if left_out:
-            self._refuse_other_queue(connection, staged, select)
+            self._refuse_ties(connection, staged, select)
         return left_out
 
     def _check_staged(self, connection: Any, staging: StagingTable, copies: Sequence[Copied]) -> None:
@@ -459,7 +460,7 @@ class PostgresSink(SqlSink):
         source = f"SELECT {names_of(terms)} FROM lanemq_changes"
         done = int(connection.execute(self._upsert(terms, source)).rowcount)
         if done < changes.num_rows:
-            self._refuse_other_queue(connection, terms, source)
+            self._refuse_ties(connection, terms, source)
         return done
 
     def _copy(self, connection: Any, target: str, tables: Iterable[bytes], terms: Terms) -> None:

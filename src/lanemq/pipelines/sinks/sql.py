@@ -23,7 +23,15 @@ from pyspark.sql.types import StructType
 from lanemq.clock import Clock, SystemClock
 from lanemq.model.errors import InvalidOption, StateLost
 from lanemq.model.units import Seconds, to_millis
-from lanemq.pipelines.ports import DELETED, KEPT, QUEUE, SEQUENCE, Append, Batch, Merge, Rows, changed_in_two_queues
+from lanemq.pipelines.ports import DELETED, KEPT, QUEUE, SEQUENCE, Append, Batch, Merge, Rows
+from lanemq.pipelines.queue_ties import (
+    SOURCE_IN_SQL,
+    changed_in_two_queues,
+    source_and_queue,
+    tied_in_sql,
+    truncated_in_two_queues,
+    with_others_in_sql,
+)
 from lanemq.pipelines.sinks.exact_sink import (
     ExactSink,
     ExtraColumns,
@@ -82,6 +90,8 @@ class SqlSink(ExactSink, ABC):
     """The function that returns where in a text another begins, from 1."""
     bytewise = ""
     """Makes texts compare byte by byte; empty where they always do."""
+    same_values = "{} IS {}"
+    """The condition that two values are the same, or both null."""
     merged_table_options = ""
     """What follows the columns when a merged table is created."""
 
@@ -171,8 +181,16 @@ class SqlSink(ExactSink, ABC):
 
     def _empty(self, connection: Any, below: int | str | None) -> None:
         """Delete all rows that are older than a truncation."""
-        if below is not None:
-            self._execute(connection, f"DELETE FROM {self._name} WHERE {self._older(below)}", (below,))
+        if below is None:
+            return
+        if tie := source_and_queue(below):
+            source, emptied = tie
+            other = f"{SOURCE_IN_SQL.format(quoted(SEQUENCE))} = ? AND {quoted(QUEUE)} <> ?"
+            for (queue,) in self._execute(
+                connection, f"SELECT {quoted(QUEUE)} FROM {self._name} WHERE {other} LIMIT 1", tie
+            ):
+                raise truncated_in_two_queues(emptied, queue, source)
+        self._execute(connection, f"DELETE FROM {self._name} WHERE {self._older(below)}", (below,))
 
     def _open_once(self, terms: Terms) -> None:
         with self._transaction() as connection:
@@ -292,30 +310,50 @@ class SqlSink(ExactSink, ABC):
         assert isinstance(terms.how, Merge)
         keys = terms.how.keys
         updates = ", ".join(f"{quoted(n)} = {self._newer(n, terms)}" for n in terms.schema.names if n not in keys)
-        order = self.bytewise if pa.types.is_string(terms.schema.field(SEQUENCE).type) else ""
         return (
             f"INSERT INTO {self._name} AS held ({names_of(terms)}) {source} "
-            f"ON CONFLICT ({', '.join(map(quoted, keys))}) DO UPDATE SET {updates} "
-            f"WHERE excluded.{quoted(SEQUENCE)} > held.{quoted(SEQUENCE)}{order}{self._same_queue(terms)}"
+            f"ON CONFLICT ({', '.join(map(quoted, keys))}) DO UPDATE SET {updates} WHERE {self._replaces(terms)}"
         )
 
-    def _same_queue(self, terms: Terms) -> str:
+    def _replaces(self, terms: Terms) -> str:
+        """The condition under which a row of the table is replaced: by a newer one, and by a repeat of it."""
+        order = self.bytewise if self._by_source(terms) else ""
+        newer = f"excluded.{quoted(SEQUENCE)} > held.{quoted(SEQUENCE)}{order}"
         if QUEUE not in terms.schema.names:
-            return ""
-        return f" AND (held.{quoted(QUEUE)} IS NULL OR held.{quoted(QUEUE)} = excluded.{quoted(QUEUE)})"
+            return newer
+        tie = self._tie("excluded", terms)
+        repeat = f" OR ({tie} AND {self._alike('excluded', terms)})" if self._by_source(terms) else ""
+        return f"({newer} AND {tie} IS NOT TRUE){repeat}"
 
-    def _refuse_other_queue(self, connection: Any, terms: Terms, source: str, values: Sequence[Any] = ()) -> None:
-        """Raises `OrderError` if one of these rows, which a merge has left out, is of another queue in the table."""
+    def _tie(self, given: str, terms: Terms) -> str:
+        return tied_in_sql(
+            "held", given, quoted(QUEUE), quoted(SEQUENCE), SOURCE_IN_SQL if self._by_source(terms) else ""
+        )
+
+    def _by_source(self, terms: Terms) -> bool:
+        """Whether sequences are positions of the source."""
+        return bool(pa.types.is_string(terms.schema.field(SEQUENCE).type))
+
+    def _alike(self, given: str, terms: Terms) -> str:
+        """The condition that two rows of a key have the same values."""
+        assert isinstance(terms.how, Merge)
+        names = (quoted(name) for name in terms.schema.names if name not in (*terms.how.keys, SEQUENCE, QUEUE))
+        return " AND ".join(self.same_values.format(f"held.{name}", f"{given}.{name}") for name in names)
+
+    def _refuse_ties(self, connection: Any, terms: Terms, source: str, values: Sequence[Any] = ()) -> None:
+        """Raises `OrderError` if one of these rows, which a merge has left out, ties with a row of the table."""
         if QUEUE not in terms.schema.names:
             return
         assert isinstance(terms.how, Merge)
-        keys, queue = terms.how.keys, quoted(QUEUE)
+        keys, queue, refused = terms.how.keys, quoted(QUEUE), self._tie("given", terms)
+        if self._by_source(terms):
+            refused += f" AND NOT ({self._alike('given', terms)})"
         same = " AND ".join(f"held.{quoted(key)} = given.{quoted(key)}" for key in keys)
         found = self._execute(
             connection,
             f"SELECT {', '.join(f'held.{quoted(key)}' for key in keys)}, held.{queue}, given.{queue}, "
-            f"given.{quoted(SEQUENCE)} "
-            f"FROM {self._name} AS held JOIN ({source}) AS given ON {same} WHERE held.{queue} <> given.{queue} LIMIT 1",
+            f"given.{quoted(SEQUENCE)} FROM {self._name} AS held JOIN ({source}) AS given ON {same} "
+            f"WHERE {refused} LIMIT 1",
             values,
         )
         for *key, before, now, sequence in found:
@@ -323,6 +361,9 @@ class SqlSink(ExactSink, ABC):
 
     def _newer(self, name: str, terms: Terms) -> str:
         """What a newer row stores in a column: its own value, or the old one if the row keeps it."""
+        if name == QUEUE and self._by_source(terms):
+            several = with_others_in_sql(f"excluded.{quoted(QUEUE)}")
+            return f"CASE WHEN {self._tie('excluded', terms)} THEN {several} ELSE excluded.{quoted(QUEUE)} END"
         if KEPT not in terms.schema.names or name in (SEQUENCE, DELETED, KEPT, QUEUE):
             return f"excluded.{quoted(name)}"
         marks = [mark.replace("'", "''") for mark in kept_marks(name)]

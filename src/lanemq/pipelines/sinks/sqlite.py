@@ -143,7 +143,7 @@ class SqliteSink(SqlSink):
         if done < changes.num_rows and QUEUE in terms.schema.names:
             given = ", ".join(f"? AS {quoted(name)}" for name in terms.schema.names)
             for row in in_rows(plain):
-                self._refuse_other_queue(connection, terms, f"SELECT {given}", row)
+                self._refuse_ties(connection, terms, f"SELECT {given}", row)
         return done
 
 
