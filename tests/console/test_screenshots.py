@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.extended,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1200),
     pytest.mark.xdist_group("browser"),
     pytest.mark.skipif(os.environ.get("LANEMQ_SCREENSHOTS") != "1", reason="only `make screenshots` makes the images"),
 ]
@@ -137,6 +137,10 @@ def demo(folder: Path) -> Iterator[Demo]:
         until("both pipelines to run", lambda: _both_run(found, runs), 200)
         until("keys that wait in a pipeline", lambda: "parked</dd>" in _text(found, "/pipelines"), 200)
         until("the order to be checked", lambda: "0 violations" in _text(found, "/"), 120)
+        key = SCREENS["key"]
+        until(
+            "the pipelines to read the key", lambda: not any(each in _text(found, key) for each in NOT_YET["key"]), 400
+        )
         time.sleep(20)  # so that the plots show something
         yield found
 

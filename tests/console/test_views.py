@@ -131,6 +131,16 @@ def test_home_names_groups_without_a_member_beside_parked_keys() -> None:
     )
 
 
+def test_a_group_that_a_query_reports_needs_no_member() -> None:
+    """It is not stuck while its pipeline runs, and as the pipeline when that does not."""
+    now = snapshot(0, replace(group(0, 5), members=(), reported=True))
+    assert home_view(now, Trends(), None).tiles[1].answer == "Nothing"
+    (row,) = group_rows(now, Trends())
+    assert row.state == "query"
+    stopped = pipeline(lag=5, group="shipping")
+    assert home_view(now, Trends(), None, [stopped]).tiles[1].answer == "1 pipeline"
+
+
 def test_home_counts_what_waits_in_pipelines_and_does_not_call_an_unread_one_well() -> None:
     keys = [waiting_key(f"p{number}", 8) for number in range(5)] + [waiting_key(name, 3, "gap") for name in "ab"]
     waits = pipeline(keys=keys, letters=[letter(1), letter(2), letter(3), letter(4, DeadLetterState.SETTLED)])

@@ -50,6 +50,8 @@ class GroupNow:
     """Each member keeps its own offsets, so there is no lag."""
     coordinator: str = ""
     """Who keeps its leases, offsets and lanes beside an Apache cluster; empty if the brokers do."""
+    reported: bool = False
+    """A program that is no member, such as a Spark query, reports how far it has read."""
 
     @property
     def lag(self) -> int:
@@ -220,6 +222,7 @@ class SnapshotReader:
             note=group.note,
             broadcasting=group.broadcasting,
             coordinator=group.coordinator,
+            reported=group.reported,
         )
 
 

@@ -237,6 +237,8 @@ def drained_in(lag: int, trend: Trend, drain_rate: float | None) -> str:
 def _state(group: GroupNow) -> tuple[str, str]:
     if group.members:
         return ("running", "good")
+    if group.reported:
+        return ("query", "none")
     return ("no member", "warn") if group.lag else ("offline", "none")
 
 

@@ -142,8 +142,8 @@ def _why_unknown(now: Snapshot) -> str:
 
 
 def stalled(now: Snapshot) -> Iterator[GroupNow]:
-    """Groups that have messages to process and no member."""
-    return (group for group in now.groups if group.lag and not group.members)
+    """Groups that have messages to process and no member, although members are what they need."""
+    return (group for group in now.groups if group.lag and not group.members and not group.reported)
 
 
 def stopped(now: Snapshot, pipelines: Sequence[PipelineNow]) -> list[PipelineNow]:

@@ -17,9 +17,9 @@ OUTPUTS = "kind string, topic string, queue_id int, queue_offset long, key strin
 
 
 def ship(state: dict[str, Any] | None, event: Event) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Fails at every tenth order, so that there are held and parked keys to look at."""
+    """Fails at every fortieth order, from the seventh on, so that there are keys that wait."""
     kind = event.value["kind"]
-    if kind == "packed" and (event.key or "").endswith("7"):
+    if kind == "packed" and int((event.key or "").removeprefix("order-")) % 40 == 7:
         raise DemoFailure(f"no carrier takes {event.key}: the address has no postal code")
     place = {"topic": event.topic, "queue_id": event.queue_id, "queue_offset": event.offset, "key": event.key}
     return {"status": kind}, [{"kind": kind, **place}]
