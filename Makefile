@@ -147,8 +147,8 @@ interop-cluster: tools ## a real Apache cluster whose processes are killed and f
 	@LANEMQ_CLUSTER_ROUNDS=$(or $(ROUNDS),3) $(BIN)/python -m pytest -s -q --no-header interop/cluster
 	@$(BIN)/python -m pytest -q --no-header interop/spark interop/mirror interop/console --backend cluster
 
-interop-coordinator: tools ## a coordinator beside a real Apache cluster, with members and it itself killed: make interop-coordinator TRIALS=30 BACKEND=apache49
-	@LANEMQ_LOSS_TRIALS=$(or $(TRIALS),4) $(BIN)/python -m pytest -s -q --no-header interop/coordinator --backend $(or $(BACKEND),apache)
+interop-coordinator: tools ## a coordinator beside a real Apache cluster, with members and it itself killed: make interop-coordinator TRIALS=30 ROUNDS=100 BACKEND=apache49
+	@LANEMQ_LOSS_TRIALS=$(or $(TRIALS),4) LANEMQ_CHAOS_ROUNDS=$(or $(ROUNDS),12) $(BIN)/python -m pytest -s -q --no-header interop/coordinator --backend $(or $(BACKEND),apache)
 	@LANEMQ_PROMISES_BACKEND=coordinator $(BIN)/python -m pytest -q --no-header -n 0 tests/promises
 
 clean: ## remove .venv and everything generated

@@ -40,8 +40,10 @@ from tests import postgres_server
 from benchmarks.harness import commit
 from benchmarks.memory_watch import Watch
 from benchmarks.spark_common import cpu_seconds
-from lanemq.pipelines.ports import DELETED, SEQUENCE, Append, Batch, FileRows, Merge, RowFile
-from lanemq.pipelines.sinks import DeltaSink, ParquetSink, PostgresSink, parquet
+from lanemq.pipelines import DeltaSink, ParquetSink, PostgresSink
+from lanemq.pipelines.batches import Batch
+from lanemq.pipelines.ports import DELETED, SEQUENCE, Append, FileRows, Merge, RowFile, SinkRun
+from lanemq.pipelines.sinks import parquet
 
 FILES = 8
 WAYS = (
@@ -79,7 +81,7 @@ def prepare(way: str, rows: int, folder: Path, dsn: str) -> None:
         _files(folder, number, rows, 1 if way == "parquet-1" else FILES)
     if _how(way) == KEYED and not way.endswith("-empty"):
         sink = _sink(way.replace("tasks", "driver"), folder, dsn)
-        sink.open(None, "bench", 1, CHANGED, KEYED)
+        sink.open(SinkRun(None, "bench", 1, CHANGED, KEYED))
         sink.write(_batch(folder, 0), Batch("bench", 0, 1))
         sink.close()
 
@@ -88,7 +90,7 @@ def write(way: str, rows: int, folder: Path, dsn: str) -> None:
     with ExitStack() as stack:
         spark = stack.enter_context(_spark()) if "tasks" in way else None
         sink = _sink(way, folder, dsn)
-        sink.open(spark, "bench", 1, CHANGED, _how(way))
+        sink.open(SinkRun(spark, "bench", 1, CHANGED, _how(way)))
         batch = _batch(folder, 1)
         before = _memory()
         if way.startswith("parquet"):

@@ -29,8 +29,9 @@ from pyspark.sql.types import BooleanType, DoubleType, LongType, StringType, Str
 from tests import postgres_server
 
 from benchmarks.harness import TOPIC, BrokerProcess
-from lanemq.pipelines.ports import DELETED, SEQUENCE, Append, Batch, FileRows, Merge, RowFile, TableRows
-from lanemq.pipelines.sinks import DeltaSink, ParquetSink, PostgresSink, SqliteSink, TopicSink, read_table
+from lanemq.pipelines import DeltaSink, ParquetSink, PostgresSink, SqliteSink, TopicSink, read_table
+from lanemq.pipelines.batches import Batch
+from lanemq.pipelines.ports import DELETED, SEQUENCE, Append, FileRows, Merge, RowFile, SinkRun, TableRows
 from lanemq.pipelines.sinks.exact_sink import arrow_schema
 
 ROUNDS, FILES = 3, 4
@@ -84,7 +85,7 @@ def _append(kind: str, make: Callable[[str], Any], folder: Path, count: int) -> 
     """The files are there before the clock starts, as a stage's tasks leave them."""
     with _spark(kind) as spark:
         sink = make("appended")
-        sink.open(spark, "bench", 1, ROWS, Append())
+        sink.open(SinkRun(spark, "bench", 1, ROWS, Append()))
         seconds = []
         for number in range(ROUNDS + 1):
             rows = _files(folder / f"stage-{number}", number * count, count)
@@ -104,7 +105,7 @@ def _check_files(kind: str, folder: Path, rows: int) -> None:
 
 def _merge(kind: str, make: Callable[[str], Any], keys: int, changed: int) -> None:
     sink = make(f"merged{keys}")
-    sink.open(None, "bench", 1, CHANGED, Merge(("id",)))
+    sink.open(SinkRun(None, "bench", 1, CHANGED, Merge(("id",))))
     sink.write(_changes(np.arange(keys), 0), Batch("bench", 0, 1))
     random = np.random.default_rng(7)
     seconds = []

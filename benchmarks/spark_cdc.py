@@ -14,19 +14,19 @@ import random
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import SparkSession
-from pyspark.sql.types import StructType
 
 from benchmarks.harness import BrokerProcess, report
 from benchmarks.spark_common import cpu_seconds, session
 from lanemq import Producer
-from lanemq.pipelines import Append, DeltaSink, LastState, Merge, Pipeline, Progress, Sink, Topic, start
-from lanemq.pipelines.ports import Batch, Rows
+from lanemq.pipelines import DeltaSink, LastState, Pipeline, Progress, Sink, Topic, start
+from lanemq.pipelines.batches import Batch
+from lanemq.pipelines.ports import Rows, SinkRun
 
 KEYS = (10_000, 1_000_000)
 PACK = 20_000
@@ -44,13 +44,10 @@ class ForgetfulSink(Sink):
     all_at_once = True
     _applied: int | None = None
 
-    def applied_before_open(self, query: str) -> int | None:
-        return self._applied
-
-    def open(self, spark: SparkSession, query: str, epoch: int, schema: StructType, how: Append | Merge) -> None:
+    def open(self, run: SinkRun) -> None:
         self._applied = None
 
-    def applied(self) -> int | None:
+    def applied(self, query: str, settings: Mapping[str, str]) -> int | None:
         return self._applied
 
     def write(self, rows: Rows, batch: Batch) -> bool:

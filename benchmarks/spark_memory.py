@@ -24,7 +24,7 @@ from benchmarks.harness import BrokerProcess, report
 from benchmarks.memory_watch import Watch, growth, started_late
 from benchmarks.spark_common import fill, session
 from lanemq.pipelines import Event, ForeachSink, Pipeline, Topic, Transitions, start
-from lanemq.pipelines.ports import Batch
+from lanemq.pipelines.batches import Batch
 
 KEYS = 100_000
 TOPIC = "memory"

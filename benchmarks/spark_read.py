@@ -30,7 +30,8 @@ from lanemq.model.units import Millis
 from lanemq.spark.columns import COLUMNS, DecodeOptions, arrow_schema, decode
 from lanemq.spark.options import parse_read_options
 from lanemq.spark.read.batch_reader import LaneBatchReader
-from lanemq.spark.read.partition_reader import RangeReader, TaskPartition
+from lanemq.spark.read.partition_reader import TaskPartition
+from lanemq.spark.read.range_reader import RangeReader
 from lanemq.spark.retrying import Retrying
 from lanemq.spark.source import LaneDataSource
 from lanemq.wire.properties import find_stamp

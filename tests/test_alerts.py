@@ -89,6 +89,7 @@ CASES = [
     Case("LaneMQGroupWithoutMembers", {LAG: "5x60", MEMBERS: "0x60"}, {"instance": "a", "group": "g"}),
     Case("LaneMQGroupWithoutMembers", {LAG: "5x60", MEMBERS: "1x60"}, None),
     Case("LaneMQGroupWithoutMembers", {LAG: "0x60"}, None),
+    Case("LaneMQGroupWithoutMembers", {LAG: "5x60", series("lanemq_group_reported", group="g"): "1x60"}, None),
     Case(
         "LaneMQParkedLanes",
         {of_group("lanemq_lanes", status="parked"): "1x60"},

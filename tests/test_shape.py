@@ -200,7 +200,7 @@ def test_the_page_of_promises_has_those_of_the_details() -> None:
 
 
 def test_every_addition_to_the_protocol_is_documented() -> None:
-    documented = (DOCS / "reference" / "compatibility.md").read_text("utf-8")
+    documented = (DOCS / "developers" / "protocol.md").read_text("utf-8")
     added = [value for name, value in vars(lane_fields).items() if name.startswith("LANE_")]
     assert added
     assert [value for value in added if f"`{value}`" not in documented] == []

@@ -24,6 +24,7 @@ from benchmarks.peers.paths.cold_reader import cold_reader
 from benchmarks.peers.paths.consuming import consuming, slow_handler
 from benchmarks.peers.paths.footprint import disk, start_and_memory
 from benchmarks.peers.paths.growth import growth
+from benchmarks.peers.paths.grpc import grpc_fronts
 from benchmarks.peers.paths.latency import latency
 from benchmarks.peers.paths.many_clients import many_clients
 from benchmarks.peers.paths.sending import sending
@@ -51,7 +52,9 @@ RELAXED = {
 DURABLE = {"clients": many_clients, "sending": sending, "latency": latency}
 START = "start"
 """Start-up and idle memory: each server by itself."""
-GROUPS = (*RELAXED, START)
+GRPC = "grpc"
+"""Clients of RocketMQ 5 at LaneMQ's front and at Apache's proxy, which have servers of their own."""
+GROUPS = (*RELAXED, START, GRPC)
 
 
 def available(wanted: list[str], everyone: Sequence[Contender] = CONTENDERS) -> list[Contender]:
@@ -112,6 +115,8 @@ def _run(file: Path, options: argparse.Namespace) -> None:
     if (START, "relaxed") in parts:
         race.group = START
         start_and_memory(race, contenders)
+    if (GRPC, "relaxed") in parts:
+        grpc_fronts(records, scale, options.contenders)
     records.close()
 
 

@@ -19,7 +19,16 @@ REQUIREMENTS = HERE / "requirements.txt"
 NATS = "github.com/nats-io/nats-server/v2@v2.10.22"
 DEBIAN_REDIS = ("redis-server", "redis-tools", "libjemalloc2", "liblzf1")
 
-__all__ = ["UnavailableError", "java_client", "kafka", "nats_server", "python_clients", "redis_server", "rocketmq"]
+__all__ = [
+    "UnavailableError",
+    "java_client",
+    "kafka",
+    "nats_server",
+    "proxy",
+    "python_clients",
+    "redis_server",
+    "rocketmq",
+]
 
 
 def python_clients() -> Path:
@@ -44,6 +53,12 @@ def rocketmq() -> str:
     """The class path of RocketMQ's name server and broker."""
     _need_java()
     return server_classpath("5")
+
+
+def proxy() -> str:
+    """The class path of RocketMQ's gRPC proxy."""
+    _need_java()
+    return f"{jars(JAVA / 'pom-proxy.xml')}/*"
 
 
 def java_client(name: str) -> str:

@@ -49,6 +49,8 @@ class Scale:
     sizes: tuple[int, ...]
     patience: float
     """Seconds that a take-over may last."""
+    grpc: int
+    """Messages that gRPC clients send and receive."""
 
 
 FULL = Scale(
@@ -66,6 +68,7 @@ FULL = Scale(
     rates=(1_000, 10_000),
     sizes=(100, 1_000),
     patience=120.0,
+    grpc=20_000,
 )
 QUICK = replace(
     FULL,
@@ -83,6 +86,7 @@ QUICK = replace(
     rates=(1_000,),
     sizes=(100,),
     patience=20.0,
+    grpc=2_000,
 )
 
 

@@ -128,7 +128,7 @@ def test_a_frozen_member_is_replaced_within_seven_seconds_and_its_old_commits_ar
 ) -> None:
     run, _ = one_broker
     members, owners, times = start(run), Owners(run), list[float]()
-    for _ in range(max(2, TRIALS // 2)):
+    for _ in range(TRIALS):
         owners.share(members)
         lost, kept = members
         queues = owners.queues_of(lost)
@@ -174,7 +174,7 @@ def test_a_master_and_members_are_killed(tmp_path: Path) -> None:
     """A replica becomes the master. Consumers wait for the election, and not for much longer."""
     with coordinated(WITH_REPLICA, tmp_path) as (run, _):
         members, pauses = start(run), list[float]()
-        for _ in range(max(1, TRIALS // 2)):
+        for _ in range(TRIALS):
             master = run.cluster.master("apache")
             assert master is not None
             lost_at = now()

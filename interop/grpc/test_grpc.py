@@ -80,7 +80,7 @@ def test_a_key_is_parked_and_redriven(scene: Scene) -> None:
 
 
 def test_two_members(scene: Scene) -> None:
-    runs = [scene.client("push", seconds=0.02) for _ in range(2)]
+    runs = [scene.client("push", seconds=0.3) for _ in range(2)]  # a client asks for work a second after its start
     scene.client("send").send(messages(KEYS, EACH))
     eventually(lambda: len(finished(*runs)) == len(KEYS) * EACH, 60, "everything processed")
     assert all(got(run) for run in runs), "both have work"

@@ -134,10 +134,8 @@ def add_order(files: dict[Path, bytes]) -> None:
         "Project": ["readme", "examples", "benchmarks", "measurements", "changelog"],
         "Working on LaneMQ": [
             "contributing",
-            "architecture",
-            "decisions/README",
-            "reference/evidence",
-            "rocketmq-order",
+            "developers/README",
+            *listed(files, "developers"),
         ],
     }
     trees = "".join(tree(dict.fromkeys(pages), caption) for caption, pages in parts.items())

@@ -16,7 +16,7 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import copy_context
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple
@@ -63,7 +63,8 @@ class ClientLog(logging.LoggerAdapter[logging.Logger]):
     def log(self, level: int, msg: object, *args: object, exc_info: Any = None, **_: Any) -> None:
         """As `Logger.log`. `warning` and the like call it."""
         if not self._aside and not isinstance(threading.current_thread(), OwnThread):
-            self.logger.log(level, msg, *args, exc_info=exc_info, stacklevel=2)
+            with _reported():
+                self.logger.log(level, msg, *args, exc_info=exc_info, stacklevel=2)
         elif self._is_on(level):
             trouble = _trouble(exc_info)
             thread, caller = threading.current_thread(), _caller(sys._getframe(1))  # noqa: SLF001
@@ -114,6 +115,18 @@ def _caller(frame: FrameType | None) -> tuple[str, int, str]:
     while frame is not None and frame.f_globals.get("__name__") == "logging":
         frame = frame.f_back
     return ("", 0, "") if frame is None else (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+
+
+@contextlib.contextmanager
+def _reported() -> Iterator[None]:
+    """A log handler or record factory that raises must not end what has logged: as `Handler.handleError`, this says so
+    and continues."""
+    try:
+        yield
+    except Exception:  # noqa: BLE001 - whatever the program's code raises
+        if logging.raiseExceptions and sys.stderr is not None:
+            with contextlib.suppress(OSError):
+                traceback.print_exc()
 
 
 class _Lines:
@@ -183,12 +196,8 @@ class _Lines:
                 return
 
     def _write(self, line: _Line) -> None:
-        try:
+        with _reported():
             line.write()
-        except Exception:  # noqa: BLE001 - nobody called this: as `Handler.handleError`, it says so and continues
-            if logging.raiseExceptions and sys.stderr is not None:
-                with contextlib.suppress(OSError):
-                    traceback.print_exc()
 
     def _report_left_out(self) -> None:
         """After the lines that came before the gap."""

@@ -4,12 +4,18 @@ A fork copies objects, sockets and locks that other threads hold, but no threads
 would write into its parent's connections under its parent's identity, and wait for threads that do not exist.
 
 Producers, administration and histories start anew in the child; consumers refuse. See docs/decisions/0019-fork.md.
+
+Python calls hooks in the child in the order of their registration, so code of the program may run before ours: a hook
+that was registered before the first import of `lanemq`, or a finalizer. Calls of clients therefore look at `UNDERWAY`,
+and tell all clients themselves if the fork has happened (`tell_now`).
 """
 
 import atexit
+import gc
 import logging
 import os
 import sys
+import threading
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -62,16 +68,48 @@ def _call_at_end_of_child(priority: int, function: Callable[[], object]) -> None
         sys.modules["multiprocessing.util"].Finalize(None, function, exitpriority=priority)
 
 
+UNDERWAY: set[int] = set()
+"""The threads that are forking; in the child, one until all clients know."""
+
+
+class _Told:
+    """The process whose clients know that they are in it."""
+
+    process = os.getpid()
+
+
+def tell_now() -> None:
+    """Tells all clients that they are in a child process, if they are and do not know yet."""
+    if _Told.process != os.getpid():
+        _in_child()
+
+
+def _before() -> None:
+    UNDERWAY.add(threading.get_ident())
+
+
+def _in_parent() -> None:
+    UNDERWAY.discard(threading.get_ident())
+
+
 def _in_child() -> None:
+    if _Told.process == os.getpid():
+        return
+    collects = gc.isenabled()
+    gc.disable()  # a finalizer may use a client that does not know yet
     failures: list[Exception] = []
     for each in list(_objects):
         try:
             each.forked()
         except Exception as error:  # noqa: BLE001 - the others must know, too
             failures.append(error)
+    _Told.process = os.getpid()
+    UNDERWAY.clear()
+    if collects:
+        gc.enable()
     for failure in failures:  # not earlier: a handler of the log may use a client
         log.error("a client could not be prepared for this child process", exc_info=failure)
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_child)
+    os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)

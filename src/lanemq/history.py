@@ -20,7 +20,7 @@ from typing import BinaryIO, Literal, TypedDict, Unpack, cast
 
 import msgspec
 
-from lanemq.forking import tell_child
+from lanemq.forking import UNDERWAY, tell_child, tell_now
 from lanemq.model.names import DEFAULT_BROKER_NAME
 
 Role = Literal["producer", "consumer", "broker", "other"]
@@ -260,6 +260,8 @@ class History:
 
     def _write(self, event: str, fields: _Fields) -> None:
         """Number, time and append are one step, so that the lines of a file are in time order."""
+        if UNDERWAY:
+            tell_now()
         if self._in_child:
             self._in_child = False
             name = self._process + self.suffix

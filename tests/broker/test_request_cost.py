@@ -35,7 +35,7 @@ pytestmark = pytest.mark.slow
 LIMIT_SECONDS = 0.01
 RUNS = 8
 FIXED_WORK_SECONDS = 0.002
-"""What `fixed_work` takes on an idle core of the machine of `docs/reference/evidence.md`."""
+"""What `fixed_work` takes on an idle core of the machine of `docs/developers/evidence.md`."""
 LANES = int(os.environ.get("LANEMQ_PARKED_LANES", "10000"))
 
 

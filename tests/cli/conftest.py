@@ -1,7 +1,6 @@
 """An embedded broker, and `run` to call commands against it."""
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
@@ -21,12 +20,6 @@ TOPICS = [NewTopic(name, 4, ordered=False) for name in ("one-of-two", "two-of-tw
 def _no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands do not wait for a broker; test_wait_for_broker.py tests that."""
     monkeypatch.setattr("lanemq.cli.wait_for_broker.WAIT_SECONDS", 0)
-
-
-@pytest.fixture(autouse=True)
-def _no_contexts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Commands do not read the contexts of the user who runs the tests."""
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
 
 
 @pytest.fixture(scope="module")

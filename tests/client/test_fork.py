@@ -48,13 +48,23 @@ def ended(child):
 def broker() -> Iterator[EmbeddedBroker]:
     with EmbeddedBroker() as embedded:
         with Admin(embedded.address) as admin:
-            for topic in ("orders", "pooled", "awaited", "consumed", "recorded", "naive", "ended"):
+            for topic in (
+                "orders",
+                "pooled",
+                "awaited",
+                "consumed",
+                "recorded",
+                "naive",
+                "ended",
+                "hooked",
+                "overtaken",
+            ):
                 admin.create_topic(topic, 2, ordered=True)
         yield embedded
 
 
-def run(broker: EmbeddedBroker, program: str, folder: Path) -> str:
-    words = [sys.executable, "-W", "ignore", "-c", BEGIN + program, broker.address, str(folder)]
+def run(broker: EmbeddedBroker, program: str, folder: Path, before: str = "") -> str:
+    words = [sys.executable, "-W", "ignore", "-c", before + BEGIN + program, broker.address, str(folder)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -117,6 +127,50 @@ assert ended(in_child(lambda: producer.send("naive", 1, key="child"))) == 1
 os._exit(0)
 """
     assert "RequestTimedOut" in run(broker, program, tmp_path)
+
+
+EARLY_HOOK = """
+import os
+
+made = {}
+
+def hook():
+    if made:
+        made["future"] = made["producer"].submit(made["topic"], "child", key="k")
+
+os.register_at_fork(after_in_child=hook)
+"""
+"""Runs before the hook of LaneMQ, as a finalizer may. A log handler that sends is enough."""
+
+
+AROUND_A_FORK = """
+producer = Producer(address, history=folder)
+producer.send(topic, 0, key="k")
+made.update(producer=producer, topic=topic)
+child = in_child(lambda: (made["future"].result(30), producer.close()))
+made.clear()
+ended(child)
+assert [producer.send(topic, number, key="k").stored.name for number in (1, 2)] == ["DURABLE", "DURABLE"]
+producer.close()
+"""
+
+
+def test_a_producer_knows_of_a_fork_before_a_hook_of_the_program_uses_it(
+    broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    run(broker, 'topic = "hooked"' + AROUND_A_FORK, tmp_path, before=EARLY_HOOK)
+    assert stored(broker, "hooked") == {"k": ["0", '"child"', "1", "2"]}
+    assert len(producers(broker, "hooked")) == 2
+    for file in tmp_path.glob("*.jsonl"):
+        numbers = [json.loads(line)["n"] for line in file.read_text().splitlines()]
+        assert numbers == list(range(len(numbers))), "the child has a history of its own"
+
+
+def test_without_a_look_at_the_fork_a_message_of_the_parent_is_lost(broker: EmbeddedBroker, tmp_path: Path) -> None:
+    """The negative control: the child's message has the number of the parent's next one, which seems to be a repeat."""
+    program = 'topic = "overtaken"; forking.tell_now.__code__ = (lambda: None).__code__' + AROUND_A_FORK
+    run(broker, program, tmp_path, before=EARLY_HOOK)
+    assert stored(broker, "overtaken") == {"k": ["0", '"child"', "2"]}
 
 
 def test_the_workers_of_a_pool_share_a_producer_made_before_them(broker: EmbeddedBroker, tmp_path: Path) -> None:

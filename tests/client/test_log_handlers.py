@@ -97,20 +97,43 @@ def waits_for_outage(handler: Ships) -> None:
     wait_for(lambda: sum("answer" in line for line in handler.shipped) > 1)
 
 
-def test_a_handler_that_submits_records_does_not_stop_the_producer(broker: FakeBroker) -> None:
+def ship_records(broker: FakeBroker, held: HeldLocks) -> None:
     """An everyday pattern: the log goes through the producer, also what the producer itself logs."""
     broker.create("logs")
     shipped: list[Future[Receipt]] = []
+
+    def ship(text: str) -> None:
+        held.check(f"log: {text!r} is logged")
+        shipped.append(producer.submit("logs", text))
+
     with Producer(str(broker.address)) as producer:
         producer.send("logs", "first")
         producer.send("orders", 0, key="k")
-        with shipping(lambda text: shipped.append(producer.submit("logs", text))) as handler, logging_all_the_time():
+        with shipping(ship) as handler, logging_all_the_time():
             with broker.stopped():
                 waiting = [producer.submit("orders", number, key="k") for number in range(3)]
                 waits_for_outage(handler)
             assert [future.result(WAIT).offset for future in waiting] == [1, 2, 3]
         for future in shipped:
             future.result(WAIT)
+
+
+def test_a_handler_that_submits_records_does_not_stop_the_producer(
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is called without a lock of the producer, for which other threads would wait as long as for the handler."""
+    with tracked_locks(monkeypatch) as held:
+        ship_records(broker, held)
+    assert held.violations == []
+
+
+def test_control_without_the_log_s_thread_a_handler_submits_while_the_producer_is_locked(
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ClientLog, "log", lambda self, level, text, *args, **how: self.logger.log(level, text, *args))
+    with tracked_locks(monkeypatch) as held:
+        ship_records(broker, held)
+    assert any("is logged with lanemq.client" in each for each in held.violations)
 
 
 def test_a_handler_that_waits_for_its_receipt_waits_only_for_the_broker(broker: FakeBroker) -> None:
@@ -159,6 +182,34 @@ def test_what_an_asyncio_producer_logs_is_written_on_its_loop_so_a_handler_may_s
             return offsets
 
     assert asyncio.run(asyncio.wait_for(main(), WAIT)) == [1, 2, 3]
+
+
+@pytest.mark.slow
+def test_a_handler_that_raises_does_not_end_an_app_on_the_program_s_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its records are written there, where an exception would end the task that logs, and with it the app."""
+    monkeypatch.setattr(logging, "raiseExceptions", False)
+
+    def fails(text: str) -> None:
+        raise OSError("the disk of the log is full")
+
+    async def main(real: EmbeddedBroker) -> None:
+        app, got = App(real.address, group="g"), asyncio.Event()
+
+        @app.ordered("orders")
+        async def on_event(event: int) -> None:
+            got.set()
+
+        with shipping(fails):
+            async with app:
+                await asyncio.to_thread(real.kill)
+                await asyncio.to_thread(real.restart)
+                with Producer(real.address, create=["orders"]) as producer:
+                    await asyncio.to_thread(producer.send, "orders", 1, key="k")
+                await got.wait()
+
+    with EmbeddedBroker() as real, Producer(real.address, create=["orders"]) as producer:
+        producer.send("orders", 0, key="k")
+        asyncio.run(asyncio.wait_for(main(real), WAIT))
 
 
 @pytest.mark.slow

@@ -409,3 +409,73 @@ def test_publishing_needs_a_session(client: TestClient) -> None:
     page = client.get("/topics/orders/publish?key=a&value={wrong").text
     assert "Sign in to publish it" in page
     assert "looks like JSON and is none" in page
+
+
+def change(client: TestClient, topic: str, **fields: str) -> Any:
+    path = f"/topics/{topic}/settings"
+    form = {"secret": secret_of(client), **fields}
+    return client.post(path, data=form, headers=OURS, follow_redirects=False)
+
+
+def unordered_topic(client: TestClient, stage: Stage, name: str) -> None:
+    with Admin(stage.address) as admin:
+        admin.create_topic(name, queues=2)
+    client.portal.call(client.app.state.console.watch.changed)  # type: ignore[attr-defined, union-attr]
+
+
+def test_more_queues_are_added_as_the_preview_shows_it(signed_in: TestClient, stage: Stage) -> None:
+    unordered_topic(signed_in, stage, "growing")
+    page = signed_in.get("/topics/growing/settings?queues=5&order=none").text
+    assert "will have 5 queues per broker, without an order" in page
+    fields = {name: values[0] for name, values in form_of(page).items() if name != "secret"}
+    assert change(signed_in, "growing", **fields).status_code == 303
+    with Admin(stage.address) as admin:
+        assert len(admin.describe_topic("growing").queues) == 5
+    assert change(signed_in, "growing", **fields).status_code == 409, "it has changed since the preview"
+
+
+def test_an_empty_topic_becomes_ordered(signed_in: TestClient, stage: Stage) -> None:
+    unordered_topic(signed_in, stage, "unordered-yet")
+    page = signed_in.get("/topics/unordered-yet/settings?queues=2&order=key").text
+    fields = {name: values[0] for name, values in form_of(page).items() if name != "secret"}
+    assert change(signed_in, "unordered-yet", **fields).status_code == 303
+    with Admin(stage.address) as admin:
+        assert admin.describe_topic("unordered-yet").ordered
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"queues": "1", "order": "none"}, "Fewer queues would hide the messages"),
+        ({"queues": "3", "order": "key"}, "Change one of the two"),
+        ({"queues": "2", "order": "key"}, "holds 1 message without an order"),
+        ({"queues": "2", "order": "none"}, "the settings that the topic has"),
+        ({"queues": "many", "order": "none"}, "not a number of queues"),
+    ],
+)
+def test_settings_that_would_lose_or_reorder_messages_are_refused(
+    signed_in: TestClient, stage: Stage, fields: dict[str, str], why: str
+) -> None:
+    with Admin(stage.address) as admin, Producer(stage.address) as producer:
+        if "refusing" not in admin.topics():
+            admin.create_topic("refusing", queues=2)
+            producer.send("refusing", "x")
+    signed_in.portal.call(signed_in.app.state.console.watch.changed)
+    page = signed_in.get(f"/topics/refusing/settings?{urlencode(fields)}").text
+    assert why in page
+    assert "Change the topic</button>" not in page
+    now = "2 queues per broker, without an order"
+    assert change(signed_in, "refusing", now=now, **fields).status_code == 400
+
+
+def test_the_settings_of_an_ordered_topic_cannot_be_changed_and_its_retention_is_shown(
+    signed_in: TestClient, stage: Stage
+) -> None:
+    page = signed_in.get("/topics/orders/settings").text
+    assert "Neither can be changed" in page
+    assert "<code>retention</code>" in page
+    with Admin(stage.address) as admin:
+        queues = str(len(admin.describe_topic("orders").queues))
+    now = f"{queues} queues per broker, ordered by key"
+    for wanted in ({"queues": "64", "order": "key"}, {"queues": queues, "order": "none"}):
+        assert change(signed_in, "orders", now=now, **wanted).status_code == 400

@@ -58,7 +58,16 @@ class Checks:
             settings = ConsoleSettings("localhost:1", history=history)
             watch = Watch(SnapshotReader("localhost:1", self.clock), self.clock, every=1)
             sessions, reads = Sessions("token", self.clock), ConsoleReads(self.clock)
-            console = Console(settings, self.clock, sessions, reads, reads, reads, watch, asyncio.Event())
+            console = Console(
+                settings=settings,
+                clock=self.clock,
+                sessions=sessions,
+                reading=reads,
+                searching=reads,
+                pipeline_reading=reads,
+                watch=watch,
+                stopping=asyncio.Event(),
+            )
 
             async def sleep(seconds: float) -> None:
                 self.pauses.append(seconds)

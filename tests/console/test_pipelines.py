@@ -1,14 +1,13 @@
-"""Pipelines in the console: keys that wait and dead letters are listed, inspected, redriven and discarded.
-
-The console runs `lanemq pipeline` in child processes; here the same commands run in this process, which is faster. The
-browser's tests use child processes.
-"""
+"""Pipelines in the console: keys that wait and dead letters are listed, inspected, redriven and discarded."""
 
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 
 import msgspec
@@ -23,14 +22,18 @@ from tests.pipelines.stages.transitions.dead_letter_fixture import DeadLetterPip
 
 from lanemq.cli.main import main
 from lanemq.client.admin.admin import Admin
+from lanemq.clock import wall_time
 from lanemq.console import pipeline_reading
 from lanemq.console.app import console_app
-from lanemq.console.child import Ended
 from lanemq.console.settings import ConsoleSettings
-from lanemq.console.views.pipelines import PipelineLane, PipelineQueue, StatusAt, lane_change
+from lanemq.console.views.pipelines import lane_change
 from lanemq.core.lane_status import LaneStatus
 from lanemq.model.queue import MessageQueue
-from lanemq.pipelines import dead_letters, parked
+from lanemq.model.units import Millis
+from lanemq.pipelines import LaneState, ParkedLanes, dead_letters, parked
+from lanemq.pipelines.operate import status
+from lanemq.pipelines.operate.parked import WaitingKey
+from lanemq.pipelines.operate.status import PipelineQueue, PipelineStatus
 from lanemq.wire.signing import Credentials
 
 OURS = {"origin": BASE}
@@ -63,16 +66,7 @@ class Opened:
 
 
 @pytest.fixture
-def opened(stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Opened]:
-    one_at_a_time = threading.Lock()
-
-    def run_here(module: str, *words: str, seconds: float) -> Ended:
-        with one_at_a_time:  # the runner replaces the process's output
-            done = CliRunner().invoke(main, words)
-        return Ended(done.exit_code, done.stdout_bytes, done.stderr)
-
-    monkeypatch.setattr(pipeline_reading, "run_module", run_here)
-    monkeypatch.setattr("lanemq.cli.pipeline.status.BROKER_WAIT", "1ms")
+def opened(stage: Stage, tmp_path: Path) -> Iterator[Opened]:
     folders = tmp_path / "parked", tmp_path / "dead"
     keys, letters = parked_keys(folders[0], group=GROUP), given_up(folders[1])
     app = console_app(ConsoleSettings(stage.address, every=0.2, pipelines=folders), TOKEN)
@@ -103,9 +97,12 @@ def test_the_pages_of_pipelines_have_batch_rows_per_second_lag_and_a_link_to_spa
     names = {"Last batch", "Rows", "Behind", "Late", "Starts", "Waiting keys", "Dead letters"}
     assert names <= facts(opened.page("0")).keys()
     now, _ = console.pipelines[str(opened.folders[0])]
-    former = msgspec.structs.replace(now.status, queues=[PipelineQueue("orders", "b", 0, 5000)])
-    now.status.queues = [PipelineQueue("orders", "b", 0, 6200), PipelineQueue("orders", "b", 1, 70_000)]
-    console.pipelines[str(opened.folders[0])] = now, StatusAt(now.at - 10_000, former)
+    begun, further = (
+        msgspec.structs.replace(now.status, queues=tuple(PipelineQueue("orders", "b", *queue) for queue in queues))
+        for queues in ([(0, 5000)], [(0, 6200), (1, 70_000)])
+    )
+    before, after = replace(now, at=now.at - 10_000, status=begun), replace(now, status=further)
+    console.pipelines[str(opened.folders[0])] = after, before
     console.settings = replace(console.settings, spark_page="http://127.0.0.1:4040")
     page = opened.page("0")
     # a queue that was not there before may begin at any offset
@@ -139,29 +136,18 @@ def test_home_waiting_and_the_pages_of_keys_have_what_waits_in_pipelines(opened:
     assert "redrive asked for" in opened.client.get("/waiting").text
 
 
-def test_home_counts_the_messages_of_keys_that_a_long_list_leaves_out(
-    opened: Opened, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Key `a` has two messages, the hostile key has one, and the list has one of the keys."""
-    monkeypatch.setattr("lanemq.cli.pipeline.status.MAX_LANES", 1)
-    home = opened.client.get("/").text
-    now = opened.client.app.state.console.watch.now  # type: ignore[attr-defined]
-    of_groups = sum(lane.messages for lane in now.parked if lane.status is LaneStatus.PARKED)
-    assert f"{of_groups + 3} messages parked until" in home
-
-
 def test_a_pipeline_that_cannot_be_read_is_named_and_not_taken_for_one_without_waiting_keys(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = list[tuple[str, ...]]()
+    asked = list[object]()
 
-    def fails(module: str, *words: str, seconds: float) -> Ended:
-        asked.append(words)
-        return Ended(1, b"", "Error: the disk is away")
+    def fails(lanes: ParkedLanes, *_: object) -> PipelineStatus:
+        asked.append(lanes)
+        raise OSError("the disk is away")
 
-    monkeypatch.setattr(pipeline_reading, "run_module", fails)
+    monkeypatch.setattr(status, "read_status", fails)
     for _ in range(3):
-        assert "pipeline parked was not read: the disk is away" in opened.client.get("/waiting").text
+        assert "pipeline parked was not read: OSError: the disk is away" in opened.client.get("/waiting").text
     assert len(asked) == 2, "a pipeline that cannot be read is not asked again with every page"
     assert "2 pipelines were not read" in opened.client.get("/").text
 
@@ -169,18 +155,26 @@ def test_a_pipeline_that_cannot_be_read_is_named_and_not_taken_for_one_without_w
 def test_a_page_waits_a_moment_for_a_slow_pipeline_and_has_it_when_it_is_read(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The child processes are let go after the page was answered: one that waited for them would make them overdue."""
-    read, let_go, overdue = pipeline_reading.run_module, threading.Event(), list[tuple[str, ...]]()
+    """The reading is let go after the page was answered: a page that waited for it would make it overdue."""
+    read, show, let_go, overdue = status.read_status, ParkedLanes.show, threading.Event(), list[object]()
 
-    def slow(module: str, *words: str, seconds: float) -> Ended:
+    def wait(what: object) -> None:
         if not let_go.wait(10):
-            overdue.append(words)
-        return read(module, *words, seconds=seconds)
+            overdue.append(what)
+
+    def slow(lanes: ParkedLanes, *more: Any) -> PipelineStatus:
+        wait(lanes)
+        return read(lanes, *more)
+
+    def slow_key(lanes: ParkedLanes, key: str) -> LaneState:
+        wait(key)
+        return show(lanes, key)
 
     def page() -> str:
         return opened.client.get("/key?topic=orders&key=a").text
 
-    monkeypatch.setattr(pipeline_reading, "run_module", slow)
+    monkeypatch.setattr(status, "read_status", slow)
+    monkeypatch.setattr(ParkedLanes, "show", slow_key)
     monkeypatch.setattr(pipeline_reading, "MAX_WAIT", 0.02)
     assert opened.client.get("/pipelines").text.count("its checkpoint was not read in time. The page tries again") == 2
     assert page().count("Not known: its checkpoint was not read in time. The page tries again.") == 2
@@ -199,13 +193,13 @@ def test_a_page_waits_a_moment_for_a_slow_pipeline_and_has_it_when_it_is_read(
 def test_an_open_page_of_a_pipeline_shows_a_change_and_reads_its_checkpoint_no_more_often(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A new snapshot of the brokers every 0.2 s, and each child process would take a second."""
-    read, asked, portal = pipeline_reading.run_module, list[tuple[str, ...]](), opened.client.portal
+    """There is a new snapshot of the brokers every 0.2 s."""
+    read, asked, portal = status.read_status, list[object](), opened.client.portal
     assert portal is not None
 
-    def counted(module: str, *words: str, seconds: float) -> Ended:
-        asked.append(words)
-        return read(module, *words, seconds=seconds)
+    def counted(lanes: ParkedLanes, *more: Any) -> PipelineStatus:
+        asked.append(lanes)
+        return read(lanes, *more)
 
     async def opens() -> Stream:
         return Stream(opened.client.app, "/live/pipelines/0", "127.0.0.1")
@@ -218,15 +212,48 @@ def test_an_open_page_of_a_pipeline_shows_a_change_and_reads_its_checkpoint_no_m
         for _ in range(count):
             await stream.body()
 
-    monkeypatch.setattr(pipeline_reading, "run_module", counted)
+    monkeypatch.setattr(status, "read_status", counted)
     stream = portal.call(opens)
     assert portal.call(stream.status) == 200
     portal.call(shows, "attempt 1 failed")
     portal.call(events, 3)
-    assert len(asked) == 3, "its status, its keys and its dead letters"
+    assert len(asked) == 1
     opened.send(0, opened.form(opened.page("0/change", action="redrive", key="a")))
     portal.call(shows, "redrive asked for")
     portal.call(stream.leave)
+
+
+def test_a_checkpoint_is_read_and_changed_without_spark(opened: Opened, stage: Stage) -> None:
+    """In a process of its own, because the tests around this one have loaded PySpark."""
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_SPARK, stage.address, *map(str, opened.folders)],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "no pyspark\n"), done.stderr
+    assert parked(opened.folders[0]).requested() == {"a": "redrive"}
+
+
+WITHOUT_SPARK = """
+import pathlib, sys
+from starlette.testclient import TestClient
+from lanemq.cli.main import main
+from lanemq.console.app import console_app
+from lanemq.console.settings import ConsoleSettings
+from lanemq.pipelines import parked
+
+server, *places = sys.argv[1:]
+settings = ConsoleSettings(server, pipelines=tuple(map(pathlib.Path, places)))
+with TestClient(console_app(settings, "token"), base_url="http://127.0.0.1:9870", client=("127.0.0.1", 50000)) as pages:
+    for path in ("/", "/waiting", "/pipelines", "/pipelines/0", "/pipelines/0/key?key=a", "/pipelines/1",
+                 "/pipelines/1/dead-letter?id=orders/broker-a/0/0", "/pipelines/1/change?action=redrive-dead"):
+        assert pages.get(path).status_code == 200, path
+parked(places[0]).redrive("a")
+sys.stdout = open("/dev/null", "w")
+for words in (["status"], ["parked", "list"], ["dead-letters", "list"], ["state"]):
+    main(["pipeline", *words, "--", places[1]], standalone_mode=False)
+sys.stdout = sys.__stdout__
+print("pyspark" if "pyspark" in sys.modules else "no pyspark")
+"""
 
 
 def test_a_pipeline_counts_for_its_group_on_the_command_line_as_in_the_console(opened: Opened, stage: Stage) -> None:
@@ -258,11 +285,10 @@ def counts(page: str) -> list[str]:
 
 
 def test_what_a_browser_must_not_name_is_not_found(opened: Opened) -> None:
-    paths = ("2", "-1", "0/key?key=none", "1/dead-letter?id=none", "0/key?key=--help", "1/dead-letter?id=--help")
+    paths = ("2", "-1", "0/key?key=none", "0/key?key=%00", "1/dead-letter?id=none")
     for path in (*paths, "1/change?action=redrive-dead&id=none"):
         assert opened.client.get(f"/pipelines/{path}").status_code == 404, path
     assert opened.client.get("/pipelines/0/change?action=remove").status_code == 400
-    assert opened.client.get("/pipelines/0/key?key=%00").status_code == 400
 
 
 def test_a_key_is_redriven_after_its_preview(opened: Opened) -> None:
@@ -334,6 +360,9 @@ def test_a_change_needs_the_token_and_not_a_user_of_the_broker(opened: Opened) -
 
 
 def test_a_change_without_a_key_is_about_all() -> None:
-    lanes = [PipelineLane("a", "parked", "x", 2), PipelineLane("b", "held", "x", 3)]
+    lanes = [
+        WaitingKey(key, "shard", state, "x", messages, 1, wall_time(Millis(0)), None, None)
+        for key, state, messages in (("a", "parked", 2), ("b", "held", 3))
+    ]
     assert lane_change("redrive", "", lanes).shown == "5 messages of 2 keys, 5 wait"
     assert lane_change("discard-first", "b", lanes).shown == "1 message of 1 key, 3 wait"

@@ -1,4 +1,4 @@
-"""The screenshots of the console's guide, made from the traffic of `lanemq up --demo` and two Spark pipelines.
+"""The screenshots of the console's guide, made from `lanemq up --demo` and one more Spark pipeline.
 
 Only `make screenshots` runs this. It writes every screen, light and dark, wide and narrow, into var/screens, and those
 that the guide shows into docs/images.
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.extended,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1200),
     pytest.mark.xdist_group("browser"),
     pytest.mark.skipif(os.environ.get("LANEMQ_SCREENSHOTS") != "1", reason="only `make screenshots` makes the images"),
 ]
@@ -79,31 +79,20 @@ FORMS = {
     "reset": "/groups/billing/reset?topic=orders&to=10m",
     "pipeline-discard": "/pipelines/0/change?action=discard-first&key=order-7",
     "new-topic": "/topic/new?name=invoices&queues=8&order=key",
+    "publish": "/topics/orders/publish?key=order-7&value=%7B%22kind%22%3A+%22note%22%7D",
+    "topic-settings": "/topics/orders/settings",
     "delete-topic": "/topics/orders/delete",
 }
 """Pages for a person who has signed in."""
 
 
-PIPELINES = """
-from lanemq.pipelines import DeadLetter, Park, ParquetSink, Pipeline, Topic, Transitions
+NOTICES = """
+from lanemq.pipelines import DeadLetter, DeltaSink, Pipeline, Topic, Transitions
+from lanemq.testing.demo.shipments import OUTPUTS, ship
 
-
-def ship(state, event):
-    if event.value["kind"] == "packed" and event.key.endswith("7"):
-        raise ValueError(f"no carrier takes {event.key}: the address has no postal code")
-    place = {"topic": event.topic, "queue_id": event.queue_id, "queue_offset": event.offset, "key": event.key}
-    return state, [{"kind": event.value["kind"], **place}]
-
-
-def declared(name, policy):
-    source = Topic("SERVER", "orders", group=name, startingOffsets="earliest")
-    outputs = "kind string, topic string, queue_id int, queue_offset bigint, key string"  # for the history
-    stage = Transitions(step=ship, outputs=outputs, on_failure=policy)
-    return Pipeline(name, source, stage, ParquetSink(f"{name}-rows"), name)
-
-
-shipments = declared("shipments", Park())
-notices = declared("notices", DeadLetter(skip=True))
+source = Topic("SERVER", "orders", group="notices", startingOffsets="earliest")
+stage = Transitions(step=ship, outputs=OUTPUTS, on_failure=DeadLetter(skip=True))
+pipeline = Pipeline("notices", source, stage, DeltaSink("notices-rows"), "notices")
 """
 
 
@@ -137,13 +126,10 @@ def demo(folder: Path) -> Iterator[Demo]:
         found = Demo(_line(up, r"console +(\S+)/"), _line(up, r"broker +(\S+)"), _line(up, r"token +(\S+)"))
         until("a key to be parked", lambda: "parked</span>" in _text(found, "/waiting"), 120)
         until("a dead letter", lambda: "/dead?group=mail" in _text(found, "/waiting"), 120)
-        (folder / "pipelines.py").write_text(PIPELINES.replace("SERVER", found.server))
+        (folder / "notices.py").write_text(NOTICES.replace("SERVER", found.server))
         words = ("--master", "local[1]", "--quiet", "--history", "history")
-        runs = [
-            _start(running, folder, "pipeline", "run", "pipelines.py", "--name", name, *words)
-            for name in ("shipments", "notices")
-        ]
-        chosen = ("--pipeline", "shipments", "--pipeline", "notices", "--history", "history")
+        runs = [_start(running, folder, "pipeline", "run", "notices.py", *words)]
+        chosen = ("--pipeline", "data/pipeline/shipments", "--pipeline", "notices", "--history", "history")
         second = _start(
             running, folder, "console", "--server", found.server, "--listen", "127.0.0.1:0", "--every", "1s", *chosen
         )
@@ -151,6 +137,10 @@ def demo(folder: Path) -> Iterator[Demo]:
         until("both pipelines to run", lambda: _both_run(found, runs), 200)
         until("keys that wait in a pipeline", lambda: "parked</dd>" in _text(found, "/pipelines"), 200)
         until("the order to be checked", lambda: "0 violations" in _text(found, "/"), 120)
+        key = SCREENS["key"]
+        until(
+            "the pipelines to read the key", lambda: not any(each in _text(found, key) for each in NOT_YET["key"]), 400
+        )
         time.sleep(20)  # so that the plots show something
         yield found
 

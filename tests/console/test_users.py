@@ -10,8 +10,10 @@ from tests.guarded_broker import SECRET, users_file
 
 from lanemq.broker.config import BrokerOptions
 from lanemq.client.admin.admin import Admin
+from lanemq.client.admin.watching import WatchAdmin
 from lanemq.console.app import console_app
 from lanemq.console.settings import ConsoleSettings
+from lanemq.model.errors import NotAllowed
 from lanemq.net.address import Address
 from lanemq.testing.embedded import EmbeddedBroker
 from lanemq.wire.signing import Credentials
@@ -86,3 +88,30 @@ def test_control_with_the_credentials_of_the_console_it_would_be_made(
     assert sign_in(client, "clerk", "clerk-secret") == 303
     assert create(client, "made-without-guard")[0] == 200
     assert "made-without-guard" in topics(client)
+
+
+def test_users_and_rights_are_shown_without_secrets_to_those_who_have_signed_in(client: TestClient) -> None:
+    before = client.get("/settings").text
+    assert "Sign in to see the users of the brokers" in before
+    assert "clerk" not in before
+    assert sign_in(client, "root", SECRET) == 303
+    page = client.get("/settings").text
+    rows = {row[0]: row[1] for row in re.findall(r'<tr><th scope="row">(clerk|root)(.*?)</tr>', page, re.DOTALL)}
+    assert "<code>orders</code> PUB|SUB" in rows["clerk"]
+    assert "others DENY" in rows["clerk"]
+    assert ("admin" in rows["root"], "everything" in rows["root"]) == (True, True)
+    assert SECRET not in page
+    assert "clerk-secret" not in page
+
+
+def test_only_an_administrator_may_ask_a_broker_for_its_users(client: TestClient) -> None:
+    server = client.app.state.console.settings.server
+    with WatchAdmin(server, credentials=Credentials("clerk", "clerk-secret")) as admin, pytest.raises(NotAllowed):
+        admin.broker_users()
+    with WatchAdmin(server, credentials=Credentials("root", SECRET)) as admin:
+        ((broker, users),) = [(each.broker, each.users) for each in admin.broker_users()]
+    assert broker == "lanemq"
+    assert users is not None
+    assert [(user.access_key, user.admin) for user in users if user.access_key in ("root", "clerk")] == [
+        ("root", True), ("clerk", False)
+    ]  # fmt: skip

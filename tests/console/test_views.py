@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 from urllib.parse import parse_qs
 
-import msgspec
 import pytest
 
 from lanemq.client.admin.dead_letters import GroupDeadLetter
@@ -27,7 +26,7 @@ from lanemq.console.views.groups import group_rows, group_view, lag_course, lag_
 from lanemq.console.views.home import OrderVerdict, home_view, plot_series
 from lanemq.console.views.key import ClockPair, KeyView, key_view
 from lanemq.console.views.messages import Older, Search, older_query, parse_older, parse_search, places_of
-from lanemq.console.views.pipelines import NOT_IN_TIME, PipelineDeadLetter, PipelineNow, PipelineStatus, ShownLane
+from lanemq.console.views.pipelines import NOT_IN_TIME, PipelineNow, PipelineReading
 from lanemq.console.views.plots import Drawn, Plot, plot
 from lanemq.console.views.settings import broker_rows
 from lanemq.console.views.steps import KeyInPipeline, step_of
@@ -38,6 +37,11 @@ from lanemq.core.lane_status import LaneStatus
 from lanemq.model.errors import InvalidOption
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis, QueueOffset
+from lanemq.pipelines.operate.dead_letters import DeadLetterRecord, DeadLetterState
+from lanemq.pipelines.operate.parked import HeldLane, LaneState, WaitingKey
+from lanemq.pipelines.operate.status import PipelineQueue, PipelineStatus
+from lanemq.pipelines.stages.transitions.messages import WaitingMessage
+from lanemq.pipelines.stages.transitions.shard import WaitReason
 from lanemq.wire.properties import LANE_WHY
 
 NOW = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
@@ -90,12 +94,32 @@ def test_home_says_what_is_wrong(now: Snapshot, tile: str, level: str) -> None:
     assert levels(now)[tile] == level
 
 
-def pipeline(problem: str = "", **facts: object) -> PipelineNow:
-    status = {"pipeline": "billing", "checkpoint": "/c", **facts}
-    return PipelineNow(0, "c", None if problem else msgspec.convert(status, PipelineStatus), problem)
+def pipeline(
+    problem: str = "",
+    *,
+    keys: Sequence[WaitingKey] = (),
+    letters: Sequence[DeadLetterRecord] | None = None,
+    **facts: Any,
+) -> PipelineNow:
+    """`letters`: None if they are in a sink of their own."""
+    if problem:
+        return PipelineNow(0, "c", None, problem)
+    status = PipelineStatus(**{**dict.fromkeys(PipelineStatus.__struct_fields__), **NO_FACTS, **facts})
+    return PipelineNow(0, "c", PipelineReading(0, status, tuple(keys), None if letters is None else tuple(letters)))
 
 
-PARKED_KEY = {"key": "order-7", "state": "parked", "reason": "boom", "messages": 2}
+NO_FACTS = {"pipeline": "billing", "checkpoint": "/c", "topics": (), "queues": ()}
+
+
+def waiting_key(key: str, messages: int, state: str = "parked") -> WaitingKey:
+    return WaitingKey(key, "shard", state, "boom", messages, 3, NOW, None, None)
+
+
+def letter(offset: int, state: DeadLetterState = DeadLetterState.OPEN) -> DeadLetterRecord:
+    place = ("orders", "b", 0, offset)
+    return DeadLetterRecord(
+        f"orders/b/0/{offset}", *place, "order-7", None, None, NOW, state, "no address", attempts=1, batch=1
+    )
 
 
 def test_home_names_groups_without_a_member_beside_parked_keys() -> None:
@@ -107,19 +131,25 @@ def test_home_names_groups_without_a_member_beside_parked_keys() -> None:
     )
 
 
+def test_a_group_that_a_query_reports_needs_no_member() -> None:
+    """It is not stuck while its pipeline runs, and as the pipeline when that does not."""
+    now = snapshot(0, replace(group(0, 5), members=(), reported=True))
+    assert home_view(now, Trends(), None).tiles[1].answer == "Nothing"
+    (row,) = group_rows(now, Trends())
+    assert row.state == "query"
+    stopped = pipeline(lag=5, group="shipping")
+    assert home_view(now, Trends(), None, [stopped]).tiles[1].answer == "1 pipeline"
+
+
 def test_home_counts_what_waits_in_pipelines_and_does_not_call_an_unread_one_well() -> None:
-    waits = pipeline(
-        waiting_lanes={"parked": 5, "gap": 2},
-        waiting_messages={"parked": 40, "gap": 9},
-        lanes=[PARKED_KEY],
-        dead_letters_by_state={"open": 3},
-    )
+    keys = [waiting_key(f"p{number}", 8) for number in range(5)] + [waiting_key(name, 3, "gap") for name in "ab"]
+    waits = pipeline(keys=keys, letters=[letter(1), letter(2), letter(3), letter(4, DeadLetterState.SETTLED)])
     _, stuck, _, failed, _ = home_view(snapshot(0), Trends(), None, [waits]).tiles
     assert (stuck.answer, stuck.detail, stuck.level) == (
         "5 keys",
         "40 messages parked until you redrive or discard",
         "bad",
-    ), "also those of keys that the list leaves out"
+    )
     assert (failed.answer, failed.detail) == ("7 keys, 3 dead letters", "2 held for a retry, 5 parked")
     _, stuck, _, failed, _ = home_view(snapshot(0), Trends(), None, [pipeline(NOT_IN_TIME)]).tiles
     assert (stuck.answer, stuck.detail, stuck.level) == ("Unknown", "pipeline c was not read", "none")
@@ -171,13 +201,12 @@ def test_a_pipeline_that_commits_as_a_group_is_counted_once() -> None:
 
 def test_a_list_of_waiting_keys_says_that_it_is_not_complete_and_whose_keys_are_missing() -> None:
     unknown = tuple(UnknownMember("shipping", f"worker-{number}", "no answer within 50 ms") for number in range(7))
-    view = waiting_view(replace(snapshot(0), unknown=unknown), [pipeline(waiting_lanes={"parked": 9})])
-    members, left_out = view.notes
+    view = waiting_view(replace(snapshot(0), unknown=unknown), [pipeline(keys=[waiting_key("a", 1)])])
+    (members,) = view.notes
     assert members.startswith("The list is not complete: keys that members of group shipping hold are missing.")
     assert "worker-0: no answer within 50 ms" in members
     assert "and 2 other members" in members
-    assert left_out == "The list is not complete: 9 further keys of pipeline billing wait; its page has all."
-    assert view.parked == 9
+    assert view.parked == 1
     spark = waiting_view(replace(snapshot(0), unknown=unknown), [pipeline(group="shipping")])
     assert spark.notes == (), "keys of a pipeline are in its checkpoint, not in the members of its group"
     screen = group_view("shipping", replace(snapshot(0, group(0, 5)), unknown=unknown), Trends())
@@ -277,16 +306,17 @@ def test_a_group_shows_its_dead_letters_and_not_those_of_others() -> None:
 def test_a_group_counts_what_its_pipeline_holds_parks_and_gives_up() -> None:
     """The offset of such a group has passed it, and the brokers know nothing of it."""
     now = snapshot(0, group(5, 5), replace(group(5, 5), name="mail"))
-    waits = {"waiting_lanes": {"parked": 1, "gap": 2}, "lanes": [PARKED_KEY], "dead_letters_by_state": {"open": 3}}
-    own = pipeline(group="shipping", **waits)
+    keys = [waiting_key("order-7", 2), waiting_key("a", 1, "gap"), waiting_key("b", 1, "gap")]
+    letters = [letter(1), letter(2), letter(3)]
+    own = pipeline(group="shipping", keys=keys, letters=letters)
 
     def counts(*pipelines: PipelineNow) -> list[tuple[int | None, ...]]:
         return [(row.held, row.parked, row.dead) for row in group_rows(now, Trends(), pipelines)]
 
-    assert counts(own, pipeline(group="other", **waits)) == [(2, 1, 3), (0, 0, 0)]
+    assert counts(own, pipeline(group="other", keys=keys, letters=letters)) == [(2, 1, 3), (0, 0, 0)]
     screen = group_view("shipping", now, Trends(), [own])
     assert screen is not None
-    assert [row.key for row in screen.waiting] == ["order-7"]
+    assert {row.key for row in screen.waiting} == {"order-7", "a", "b"}
     assert screen.row.pipeline_link == "/pipelines/0"
     unread = PipelineNow(0, "c", None, "the disk is away", own.status)
     assert counts(unread) == [(None, None, None), (0, 0, 0)]
@@ -421,15 +451,12 @@ def test_a_message_that_the_group_gave_up_is_a_dead_letter_and_not_done() -> Non
 
 
 def in_pipeline(**more: str) -> KeyInPipeline:
-    queues = [{"topic": "orders", "broker": "b", "queue": 0, "offset": 20}]
-    place = {"topic": "orders", "broker": "b", "queue": 0}
-    shown = {"key": "order-7", "held": PARKED_KEY, "messages": [{**place, "offset": 12}, {**place, "offset": 15}]}
-    letter = {"dead_letter": "x", "state": "open", "reason": "no address", **place, "offset": 9}
-    redriven = {**letter, "state": "redriven", "offset": 10}
+    waiting = [WaitingMessage("orders", "b", 0, offset, None, 0, None, None) for offset in (12, 15)]
+    held = HeldLane("order-7", "order-7", "s", WaitReason.PARKED, "boom", NOW, 3, None, tuple(waiting))
     return KeyInPipeline(
-        pipeline(queues=queues, group="shipping"),
-        msgspec.convert(shown, ShownLane),
-        msgspec.convert([letter, redriven], list[PipelineDeadLetter]),
+        pipeline(queues=(PipelineQueue("orders", "b", 0, 20),), group="shipping"),
+        LaneState("order-7", "s", None, None, None, held),
+        [letter(9), letter(10, DeadLetterState.REDRIVEN)],
         **more,
     )
 
@@ -485,7 +512,7 @@ def test_figures_of_a_pipeline_that_was_not_read_are_unknown_and_not_zero() -> N
     assert figures(key_page(KeyInPipeline(pipeline("the disk is away")))) == ["unknown"] * 4
     half_read = in_pipeline(problem=NOT_IN_TIME)
     assert figures(key_page(half_read)) == ["unknown", "unknown", "2", "unknown"], "what was read is shown"
-    read = KeyInPipeline(pipeline(dead_letters_by_state={}))
+    read = KeyInPipeline(pipeline(letters=[]))
     assert figures(key_page(read)) == ["0", "1", "0", "0"]
     assert figures(key_page(KeyInPipeline(pipeline()))) == ["0", "1", "0", "unknown"], "a sink has its dead letters"
 

@@ -9,6 +9,7 @@ from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.coordinated import CoordinatedAdmin
 from lanemq.client.admin.views import AtOffset
 from lanemq.testing.embedded import EmbeddedBroker
+from lanemq.wire.codes import RequestCode
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +45,20 @@ def test_what_somebody_else_sets_is_noticed_and_not_overwritten(
     with pytest.raises(AssertionError, match="not in time"):
         until(lambda: at_broker.committed(TOPIC, group=GROUP) != 15, 1.5)
     assert offset_of(at_coordinator) == 9
+
+
+def test_a_reset_to_an_offset_that_was_copied_before_is_noticed_too(
+    at_coordinator: RawClient, at_broker: RawClient, owner: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    for offset in (5, 8, 9):  # the copy of the last one follows a look at the one before
+        commit(at_coordinator, offset, "one", owner)
+        at(at_broker, offset)
+    ext = {"topic": TOPIC, "group": GROUP, "queueId": "0", "offset": "5", "timestamp": "0", "isForce": "true"}
+    assert at_broker.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ext).code == 0
+    until(lambda: f"lanemq group reset {GROUP} --topic {TOPIC} --queue 0 --to 5" in caplog.text)
+    commit(at_coordinator, 10, "one", owner)
+    with pytest.raises(AssertionError, match="not in time"):
+        until(lambda: at_broker.committed(TOPIC, group=GROUP) != 5, 1.0)
 
 
 def test_a_reset_of_the_group_decides_it(

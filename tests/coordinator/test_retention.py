@@ -78,6 +78,22 @@ def test_parked_messages_are_copied_before_their_broker_deletes_them(
     assert redriven(cluster) == [0, 1, 2]
 
 
+def test_a_clock_that_is_behind_that_of_the_broker_is_named_and_copies_come_in_time(
+    cluster: EmbeddedBroker,
+    moved: RunningCoordinator,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """With the coordinator's own clock, two days behind, nothing would be old enough."""
+    copy_all(monkeypatch, True)
+    clock = moved.coordinator.running.parts.clock
+    wall = clock.wall
+    monkeypatch.setattr(clock, "wall", lambda: wall() - 2 * 24 * 3_600_000)
+    park(cluster, 3)
+    until(lambda: "the clock here is 2880 min behind that of broker lanemq: set both by NTP" in caplog.text)
+    until(lambda: moved.coordinator.running.watch.parked_copies.bytes)
+
+
 def test_copies_are_known_after_a_restart(
     cluster: EmbeddedBroker,
     moved: RunningCoordinator,

@@ -1,6 +1,7 @@
 """A broker, a front, and clients that do what a test says."""
 
 import asyncio
+import contextlib
 import itertools
 import threading
 from collections.abc import Iterator
@@ -46,9 +47,14 @@ class RunningFront:
     def address(self) -> str:
         return str(self.front.address)
 
+    def begin_stop(self) -> threading.Thread:
+        """Asks for the end; returns the thread that has ended then."""
+        with contextlib.suppress(RuntimeError):  # it has ended
+            self.loop.call_soon_threadsafe(self._ending.set)
+        return self._thread
+
     def stop(self) -> None:
-        self.loop.call_soon_threadsafe(self._ending.set)
-        self._thread.join(30)
+        self.begin_stop().join(30)
         assert not self._thread.is_alive()
 
 
@@ -66,8 +72,12 @@ class Scene:
     def client(self, **options: str) -> FakeClient:
         given = {"group": self.group, "topic": self.topic, **options}
         client = FakeClient(self.front.address, **given)
-        self._clients.append(client)
+        self.opened(client)
         return client
+
+    def opened(self, client: FakeClient) -> None:
+        """The client is closed after the test."""
+        self._clients.append(client)
 
     def close(self) -> None:
         for client in self._clients:

@@ -26,6 +26,8 @@ class NoMember:
 
     made: ClassVar[list["NoMember"]] = []
     failing: ClassVar[list[Exception]] = []
+    held: ClassVar[threading.Event | None] = None
+    """A start waits for it, as one does whose broker does not answer."""
 
     def __init__(self, group: str, wanted: groups.Wanted, *_: object) -> None:
         self.group, self.wanted = group, wanted
@@ -38,9 +40,16 @@ class NoMember:
         if self.failing:
             raise self.failing.pop()
         self.started.set()
+        if self.held is not None:
+            assert self.held.wait(10)
 
     def stop(self) -> None:
         self.alive = False
+        if self.held is not None:
+            self.held.set()
+
+    def follow(self, wanted: groups.Wanted) -> None:
+        self.wanted = wanted
 
     def take(self, topic: str, most: int) -> None:
         return None
@@ -49,6 +58,9 @@ class NoMember:
         pass
 
     def release(self) -> None:
+        pass
+
+    def withdraw(self) -> None:
         pass
 
 
@@ -66,7 +78,7 @@ class SomeRoutes:
 def no_members(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(groups, "LaneMember", NoMember)
     monkeypatch.setattr(groups, "RESTART_SECONDS", 0.01)
-    NoMember.made, NoMember.failing = [], []
+    NoMember.made, NoMember.failing, NoMember.held = [], [], None
 
 
 class Stage:
@@ -102,7 +114,7 @@ def played(play: Callable[[Stage], Awaitable[None]], **options: Any) -> None:
                 await play(stage)
         finally:
             stage.tidying.cancel()
-            await stage.service.close()
+            await stage.service.drain()
 
     asyncio.run(run())
 
@@ -178,6 +190,58 @@ def test_a_member_that_ended_by_any_error_is_replaced() -> None:
     played(play)
 
 
+def test_a_front_that_stops_while_a_member_starts_ends_that_member() -> None:
+    async def play(stage: Stage) -> None:
+        NoMember.held = threading.Event()
+        await stage.receive("c", "g", "there")
+        await until(lambda: bool(NoMember.made) and NoMember.made[-1].started.is_set())
+        await stage.service.drain()
+        assert [member.alive for member in NoMember.made] == [False]
+
+    played(play)
+
+
+def test_a_group_whose_member_is_starting_is_kept_until_the_member_has_ended() -> None:
+    async def play(stage: Stage) -> None:
+        NoMember.held = threading.Event()
+        caller = await stage.receive("c", "g", "there")
+        await until(lambda: bool(NoMember.made) and NoMember.made[-1].started.is_set())
+        await stage.service.answer(stage.head(caller.id, "NotifyClientTermination"), encode(m.TerminationRequest()))
+        await until(lambda: stage.wanted("g") == {})
+        assert not stage.service.groups["g"].idle
+        NoMember.held.set()
+        await until(lambda: "g" not in stage.service.groups)
+        assert [member.alive for member in NoMember.made] == [False]
+
+    played(play)
+
+
+def test_other_topics_of_a_group_do_not_replace_its_member() -> None:
+    async def play(stage: Stage) -> None:
+        await stage.receive("c", "g", "there")
+        await until(lambda: bool(NoMember.made) and NoMember.made[-1].started.is_set())
+        await stage.receive("d", "g", "there-too")
+        await until(lambda: len(NoMember.made[0].wanted.tags) == 2)
+        await stage.service.answer(stage.head("c", "NotifyClientTermination"), encode(m.TerminationRequest()))
+        await until(lambda: dict(NoMember.made[0].wanted.tags) == {"there-too": "*"})
+        assert len(NoMember.made) == 1
+
+    played(play)
+
+
+def test_other_tags_of_a_group_replace_its_member() -> None:
+    async def play(stage: Stage) -> None:
+        client = await stage.receive("c", "g", "there")
+        await until(lambda: bool(NoMember.made) and NoMember.made[-1].started.is_set())
+        entry = m.SubscriptionEntry(m.Resource(name="there"), m.FilterExpression(1, "red"))
+        subscription = m.Subscribing(m.Resource(name="g"), [entry])
+        await stage.service.settings_for(client, m.Settings(m.ClientType.PUSH_CONSUMER, subscription=subscription))
+        await until(lambda: len(NoMember.made) == 2)
+        assert not NoMember.made[0].alive
+
+    played(play)
+
+
 def test_an_error_does_not_end_the_care_for_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     async def play(stage: Stage) -> None:
         tidied, tidy = asyncio.Event(), stage.service.handing.tidy
@@ -188,5 +252,22 @@ def test_an_error_does_not_end_the_care_for_clients(monkeypatch: pytest.MonkeyPa
 
         monkeypatch.setattr(stage.service.handing, "tidy", once)
         await tidied.wait()
+
+    played(play)
+
+
+def test_telemetry_reads_the_next_settings_when_the_client_has_taken_the_last_answer() -> None:
+    async def play(stage: Stage) -> None:
+        read = list[int]()
+
+        async def settings() -> Any:
+            for number in range(100):
+                read.append(number)
+                yield encode(m.TelemetryCommand(settings=m.Settings(m.ClientType.PRODUCER)))
+
+        parts = aiter(stage.service.converse(stage.head("c", "Telemetry"), settings()))
+        await anext(parts)
+        await asyncio.sleep(0.01)
+        assert read == [0], "answers would be queued without a limit"
 
     played(play)

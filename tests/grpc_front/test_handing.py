@@ -91,6 +91,27 @@ def test_an_answer_that_was_lost_returns_nothing_that_a_repeated_call_has() -> N
     played(play)
 
 
+def test_what_a_lost_connection_brought_last_is_for_others_unless_the_client_has_it_by_a_repeated_call() -> None:
+    """The transport had written the answers: only the client could say that they did not arrive."""
+
+    async def play() -> None:
+        stage = Stage("abc")
+        early = await stage.receive("c", connection="old")
+        early.hand_outs[0].began = Millis(early.hand_outs[0].began - 10)
+        since = Millis(early.hand_outs[0].began + 1)
+        lost = await stage.receive("c", connection="old", attempt_id="lost")
+        repeated = await stage.receive("c", connection="old", attempt_id="repeated")
+        again = await stage.receive("c", connection="new", attempt_id="repeated")
+        assert again.hand_outs == repeated.hand_outs != []
+        stage.handing.connection_lost("c", "old", since)
+        assert stage.acknowledge(lost) is Ruling.STALE
+        assert stage.acknowledge(early) is Ruling.ENDED
+        assert stage.acknowledge(again) is Ruling.ENDED
+        assert (await stage.receive("d")).hand_outs
+
+    played(play)
+
+
 def test_a_receive_of_a_client_that_has_ended_gets_nothing() -> None:
     async def play() -> None:
         stage = Stage("")
@@ -160,5 +181,25 @@ def test_a_delay_that_a_push_consumer_asks_for_is_a_failure(client: str) -> None
         ruling, new = stage.handing.change(call.client, handle, "g", "orders", Millis(5000))
         assert ruling is (Ruling.ENDED if client == "push" else Ruling.COUNTED)
         assert (new == handle, stage.handing.failures) == ((True, 1) if client == "push" else (False, 0))
+
+    played(play)
+
+
+def test_a_receive_that_finds_nothing_ends_the_search_for_the_others_of_its_line() -> None:
+    async def play() -> None:
+        stage, looks = Stage(""), list[str]()
+        waiting = [asyncio.create_task(stage.receive(f"c{number}", 60.0)) for number in range(50)]
+        await asyncio.sleep(0)
+        take = stage.member.take
+
+        def counted(topic: str, most: int) -> Any:
+            looks.append(topic)
+            return take(topic, most)
+
+        stage.member.take = counted  # type: ignore[method-assign]
+        stage.handing.serve(stage.group)
+        assert len(looks) == 1
+        stage.handing.answer_all()
+        await asyncio.gather(*waiting)
 
     played(play)

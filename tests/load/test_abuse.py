@@ -8,7 +8,7 @@ An abuser and the broker that serves it keep a core busy each. On a machine with
 one, whatever they do. So there it is also timed beside two processes that compute and never talk to the broker. A ratio
 above the goal is accepted if the client is hardly slower than beside those.
 
-`make abuse` prints a line of JSON for each; `docs/reference/evidence.md` has the figures. A short form is in
+`make abuse` prints a line of JSON for each; `docs/developers/evidence.md` has the figures. A short form is in
 `tests/broker/test_limits.py`.
 """
 

@@ -147,6 +147,21 @@ def test_a_tag_filter_skips_other_messages(open_store: OpenStore) -> None:
     assert (result.status, result.next_offset) == (ReadStatus.NO_MATCH, 10)
 
 
+@pytest.mark.parametrize(("start", "end", "left_out"), [(0, 10, 8), (3, 5, 1), (9, 99, 0), (20, 30, 0)])
+def test_what_a_tag_filter_leaves_out_is_what_a_read_with_it_skips(
+    open_store: OpenStore, start: int, end: int, left_out: int
+) -> None:
+    store = open_store()
+    red = frozenset({java_string_hash("red")})
+    for i in range(10):
+        name = "red" if i % 5 == 4 else "blue"
+        store.append("t", 0, [message(f"{i}", java_string_hash(name), f"TAGS\x01{name}\x02")], store_time=1)
+    found = [offset for step in store.left_out("t", 0, start, end, red) for offset in step]
+    assert found == [offset for offset in range(start, min(end, 10)) if offset % 5 != 4]
+    assert len(found) == left_out
+    assert list(store.left_out("other", 0, start, end, red)) == []
+
+
 def test_tag_codes_are_rebuilt_from_the_records(open_store: OpenStore) -> None:
     store = open_store()
     code = java_string_hash("red")

@@ -16,7 +16,8 @@ from lanemq.log.folder.lock import DataLock, holder
 from lanemq.log.options import StoreOptions
 from lanemq.log.queue_index import SYNCED_TOGETHER
 from lanemq.log.retention import SegmentFacts, expired_segments
-from lanemq.log.state.database import LeaseRow, ProducerRow, State
+from lanemq.log.state.database import ProducerRow, State
+from lanemq.log.state.group_rows import LeaseRow
 from lanemq.log.state.progress_rows import ProgressRows
 from lanemq.log.store import Store
 from lanemq.model.errors import CorruptRecord, InvalidOption, LogInUse, StorageError

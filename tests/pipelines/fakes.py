@@ -1,6 +1,6 @@
 """A stage and a sink that record their calls and fail where a test wants it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,8 @@ import pyarrow as pa
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from lanemq.model.errors import SinkFenced
-from lanemq.pipelines.ports import Append, Batch, Merge, Results, Sink, Stage, TableRows
+from lanemq.pipelines.batches import Batch
+from lanemq.pipelines.ports import Append, Merge, Results, Sink, SinkRun, Stage, TableRows
 
 SCHEMA = StructType(
     [
@@ -86,11 +87,11 @@ class FakeSink(Sink):
         self.before_write: Callable[[Batch], None] = lambda batch: None
         self.after_write: Callable[[Batch], None] = lambda batch: None
 
-    def open(self, spark: Any, query: str, epoch: int, schema: StructType, how: Append | Merge) -> None:
-        self.query, self.epoch = query, epoch
+    def open(self, run: SinkRun) -> None:
+        self.query, self.epoch = run.query, run.epoch
         self.opened += 1
 
-    def applied(self) -> int | None:
+    def applied(self, query: str, settings: Mapping[str, str]) -> int | None:
         return max(self.numbers, default=None)
 
     def write(self, rows: Any, batch: Batch) -> bool:

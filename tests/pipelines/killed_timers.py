@@ -7,7 +7,8 @@ from typing import Any
 
 from lanemq.files import locate
 from lanemq.pipelines import Event, EventTime, IcebergSink, Pipeline, StepContext, Timer, Topic, Transitions
-from lanemq.pipelines.ports import Batch, Rows
+from lanemq.pipelines.batches import Batch
+from lanemq.pipelines.ports import Rows
 from lanemq.testing.dying import STAGED, DyingSink, DyingStage, KillPoint
 
 FOLDER = Path(os.environ["LANEMQ_PROOF_FOLDER"])

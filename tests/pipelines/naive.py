@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame
 
-from lanemq.pipelines.ports import Batch, batch_number
+from lanemq.pipelines.batches import Batch, batch_number
 from lanemq.spark import recommended, register
 from lanemq.testing.dying import KillPoint
 

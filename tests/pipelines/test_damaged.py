@@ -6,7 +6,8 @@ import pytest
 from lanemq.pipelines import LastState, Project, Topic, Transitions
 from lanemq.pipelines.stages.cdc.reading import Reader
 from lanemq.pipelines.stages.transitions.messages import empty_decoder
-from lanemq.spark.columns import CompressedBody, OnDamaged, decompress_bodies
+from lanemq.spark.columns import CompressedBody, decompress_bodies
+from lanemq.spark.options import OnDamaged
 from lanemq.wire.compression import ZLIB_SYS_FLAG
 
 

@@ -16,7 +16,7 @@ from lanemq import Producer
 from lanemq.client.admin.admin import Admin
 from lanemq.model.queue import MessageQueue
 from lanemq.pipelines import read_table
-from lanemq.pipelines.ports import Batch
+from lanemq.pipelines.batches import Batch
 from lanemq.testing.dying import STEPS, KillPoint
 from lanemq.testing.embedded import EmbeddedBroker
 

@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql.types import StructType
 from tests.pipelines.checkpoint.test_checkpoint import used_by_spark
 from tests.pipelines.fakes import SCHEMA, FakeSink, rows_of
 
+from lanemq.pipelines.batches import Batch, batch_number
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
-from lanemq.pipelines.ports import Append, Batch, Merge, Results, Sink, Stage, batch_number
+from lanemq.pipelines.ports import Results, Sink, SinkRun, Stage
 from lanemq.pipelines.running.batch_processor import BatchProcessor
 from lanemq.pipelines.running.effect_history import EffectHistory
 
@@ -26,11 +26,8 @@ class RowList(Sink):
         self.rows: list[dict[str, Any]] = []
         self.last: int | None = None
 
-    def open(self, spark: Any, query: str, epoch: int, schema: StructType, how: Append | Merge) -> None:
+    def open(self, run: SinkRun) -> None:
         self.last = None
-
-    def applied(self) -> int | None:
-        return self.last
 
     def write(self, rows: Any, batch: Batch) -> bool:
         self.rows += rows.table().to_pylist()
@@ -59,6 +56,6 @@ def test_a_sink_that_sets_all_at_once_must_say_what_it_has_before_it_is_opened(t
     sink = RowList()
     sink.all_at_once = True
     opened, checkpoint = processor(tmp_path, sink)
-    with pytest.raises(NotImplementedError, match="RowList sets all_at_once, so it must implement applied_before_open"):
+    with pytest.raises(NotImplementedError, match="RowList sets all_at_once, so it must implement applied"):
         opened.open(None)  # type: ignore[arg-type]
     checkpoint.close()

@@ -11,8 +11,8 @@ from tests.spark.spark_driver import Query, send
 
 from lanemq.client.admin.admin import Admin
 from lanemq.model.errors import BrokerRefused, OrderError
+from lanemq.pipelines.batches import Batch, batch_number
 from lanemq.pipelines.checkpoint.queues import QueueSet
-from lanemq.pipelines.ports import Batch, batch_number
 from lanemq.pipelines.stages.transitions.messages import SHARD
 from lanemq.spark.offsets import from_json
 from lanemq.testing.embedded import EmbeddedBroker

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from lanemq.broker.handlers.owner_parking import OwnerParkingHandler
 from lanemq.client.consumer.queues import read_log
 from lanemq.client.consumer.queues.pull import Puller
 from lanemq.testing.sim.coordinated.run import coordinated_plan, run_plan, run_seed
@@ -44,6 +45,16 @@ def test_a_reset_reaches_an_owner_that_gives_the_queue_up() -> None:
     assert passed(busy(33, "log truncated", "answer lost", "answer lost", "member killed"))
 
 
+@pytest.mark.parametrize(("seed", "problem"), [(1231, "no progress"), (1355, "was lost")])
+def test_a_parked_message_that_the_log_lost_before_the_next_report_is_noticed(
+    seed: int, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the mark that comes with the message, its lane waits for ever, or new messages of its key are skipped."""
+    assert passed(run_seed(seed))
+    monkeypatch.setattr(OwnerParkingHandler, "_see", lambda *_: ())
+    assert any(problem in each for each in run_seed(seed).problems)
+
+
 def no_comparison(patch: Patch) -> None:
     """Members do not compare what the group has read with the log."""
     patch(read_log, "differs", lambda *_: None)
@@ -64,7 +75,7 @@ class Case:
 
 CASES = (
     Case(no_comparison, 8, ("log truncated", "log truncated", "member killed"), "was lost"),
-    Case(no_stamps, 1, ("answer lost", "answer lost", "connection cut", "broker killed"), "delivered twice"),
+    Case(no_stamps, 2, ("answer lost", "answer lost", "connection cut", "broker killed"), "delivered twice"),
 )
 
 

@@ -15,11 +15,11 @@ from lanemq.spark.columns import (
     DEFAULT_COLUMNS,
     ON_REQUEST,
     DecodeOptions,
-    OnDamaged,
     arrow_schema,
     decode,
     select_columns,
 )
+from lanemq.spark.options import OnDamaged
 from lanemq.wire.compression import ZLIB_SYS_FLAG, compress_zlib, decompress
 from lanemq.wire.properties import LANE_STAMP, PropertyName, decode_stamp
 from lanemq.wire.record import RecordView, encode_offset_id, pack_host, record_starts

@@ -10,7 +10,7 @@ from lanemq.client.admin.admin import Admin
 from lanemq.model.errors import UsageError
 from lanemq.spark import versions
 from lanemq.spark.lag import offsets_advanced
-from lanemq.spark.read.partition_reader import DataLost
+from lanemq.spark.read.range_reader import DataLost
 from lanemq.spark.versions import NEEDS_BATCH_STARTS, check_stream_options, need
 from lanemq.testing.embedded import EmbeddedBroker
 

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"io"
 	"os"
+	"sort"
 	"strconv"
 	"strings"
 	"sync"
@@ -173,6 +174,108 @@ func simple() {
 	check(consumer.GracefulStop())
 }
 
+func number(name string, otherwise int) int {
+	given, err := strconv.Atoi(options[name])
+	if err != nil {
+		return otherwise
+	}
+	return given
+}
+
+// load sends as fast as it can, or at a rate: messages "key:number:nanoseconds" of some groups, each group in order.
+func load() {
+	producer, err := mq.NewProducer(config(), mq.WithTopics(options["topic"]))
+	check(err)
+	check(producer.Start())
+	count, groups, threads := number("count", 1000), number("groups", 100), number("threads", 16)
+	pause := time.Duration(0)
+	if rate := number("rate", 0); rate > 0 {
+		pause = time.Duration(threads) * time.Second / time.Duration(rate)
+	}
+	var failed atomic.Int64
+	var all sync.WaitGroup
+	say(line{"ready": true})
+	began := time.Now()
+	for thread := 0; thread < threads; thread++ {
+		all.Add(1)
+		go func(thread int) {
+			defer all.Done()
+			for at := 0; at*groups < count; at++ {
+				for group := thread; group < groups; group += threads {
+					body := []byte("g" + strconv.Itoa(group) + ":" + strconv.Itoa(at) + ":" +
+						strconv.FormatInt(time.Now().UnixNano(), 10) + ":")
+					message := &mq.Message{Topic: options["topic"], Body: append(body, make([]byte, 160)...)}
+					message.SetMessageGroup("g" + strconv.Itoa(group))
+					if _, err := producer.Send(context.Background(), message); err != nil {
+						failed.Add(1)
+					}
+					time.Sleep(pause)
+				}
+			}
+		}(thread)
+	}
+	all.Wait()
+	say(line{"sent": count, "seconds": time.Since(began).Seconds(), "failed": failed.Load()})
+	check(producer.GracefulStop())
+}
+
+// drain handles so many messages, those of one group slowly, and says how long the others took and what was out of order.
+func drain() {
+	count, slow := number("count", 1000), options["slow"]
+	pause := seconds("pause", 1)
+	var guard sync.Mutex
+	var began time.Time
+	last, waited, wrong, done := map[string]int{}, []float64{}, 0, make(chan bool)
+	consumer, err := mq.NewPushConsumer(config(),
+		mq.WithPushAwaitDuration(5*time.Second),
+		mq.WithPushSubscriptionExpressions(map[string]*mq.FilterExpression{options["topic"]: mq.SUB_ALL}),
+		mq.WithPushConsumptionThreadCount(20),
+		mq.WithPushMaxCacheMessageCount(1024),
+		mq.WithPushMessageListener(&mq.FuncMessageListener{Consume: func(message *mq.MessageView) mq.ConsumerResult {
+			words := strings.Split(string(message.GetBody()), ":")
+			at, _ := strconv.Atoi(words[1])
+			sent, _ := strconv.ParseInt(words[2], 10, 64)
+			if words[0] == slow {
+				time.Sleep(pause)
+				return mq.SUCCESS
+			}
+			guard.Lock()
+			defer guard.Unlock()
+			if began.IsZero() {
+				began = time.Now()
+			}
+			if before, known := last[words[0]]; known && at != before+1 && at > before {
+				wrong++
+			}
+			if at >= last[words[0]] {
+				last[words[0]] = at
+			}
+			waited = append(waited, float64(time.Now().UnixNano()-sent)/1e6)
+			if len(waited) == count {
+				done <- true
+			}
+			return mq.SUCCESS
+		}}),
+	)
+	check(err)
+	check(consumer.Start())
+	say(line{"ready": true})
+	select {
+	case <-done:
+	case <-time.After(seconds("patience", 120)):
+	}
+	guard.Lock()
+	took := time.Since(began).Seconds()
+	sort.Float64s(waited)
+	result := line{"handled": len(waited), "seconds": took, "wrong": wrong}
+	if len(waited) > 0 {
+		result["p50"], result["most"] = waited[len(waited)/2], waited[len(waited)-1]
+	}
+	guard.Unlock()
+	say(result)
+	os.Exit(0)
+}
+
 func main() {
 	for _, word := range os.Args[2:] {
 		name, value, _ := strings.Cut(word, "=")
@@ -180,6 +283,6 @@ func main() {
 	}
 	_, mq.EnableSsl = options["tls"]
 	mq.ResetLogger()
-	map[string]func(){"send": send, "push": push, "simple": simple}[os.Args[1]]()
+	map[string]func(){"send": send, "push": push, "simple": simple, "load": load, "drain": drain}[os.Args[1]]()
 	say(line{"ended": true})
 }

@@ -212,6 +212,8 @@ class Broker:
         refusals = parts.counters.refusals
         dispatch = Dispatch(served, parts.notices.answered, refusals, ADMINISTRATIVE, audit.watched, self._clock)
         guard = None if self.options.users is None else self._new_guard(dispatch, parts, audit)
+        if guard is not None:
+            parts.users = guard.users
         store_sends = send.store_sends if guard is None else None
         handle = dispatch if guard is None else guard
         connections = Connections(parts, handle, groups, store_sends=store_sends, on_closed=pull.disconnected)

@@ -11,6 +11,7 @@ from lanemq.broker.context import GroupContext
 from lanemq.broker.dispatch import Handler
 from lanemq.broker.group_rules import members_changed
 from lanemq.broker.handlers.groups import GroupHandler
+from lanemq.broker.left_out import leave_out
 from lanemq.core.brokering.lock_table import DISCONNECT_GRACE_MS
 from lanemq.core.brokering.members.group import ConnectionId
 from lanemq.net.peer import Peer
@@ -61,10 +62,13 @@ class Connections:
         members_changed(context, changes.groups)
 
     def _shorten_leases(self, client_id: str) -> Iterator[None]:
-        """Let the leases of a lost client end soon, in slices: it may have a hundred thousand."""
+        """Let the leases of a lost client end soon, in slices: it may have a hundred thousand. What it left out is
+        finished now, because the broker forgets with a restart what a member has read and not reported."""
         context, grace = self._context, DISCONNECT_GRACE_MS
         for shortened in context.locks.disconnected(client_id, grace=grace, now=context.clock.now()):
-            if shortened is not None and context.recording.on:
+            if shortened is not None:
                 group, lease = shortened
-                context.recording.locked(group, [lease])
+                if context.recording.on:
+                    context.recording.locked(group, [lease])
+                yield from leave_out(context, group, lease.queue)
             yield

@@ -31,6 +31,7 @@ from lanemq.core.brokering.refusals import RefusalCounts
 from lanemq.core.brokering.topic_table import TopicTable
 from lanemq.core.brokering.traffic import Traffic
 from lanemq.log.state.database import State
+from lanemq.log.state.group_rows import GroupRows
 from lanemq.log.store import Store
 from lanemq.model.figures import Distribution
 from lanemq.net.address import Address
@@ -81,6 +82,10 @@ def _admit(group: str) -> None:
     pass
 
 
+def _no_users() -> str:
+    return ""
+
+
 @dataclass(slots=True, kw_only=True)
 class GroupContext:
     """What the handlers of groups need: members, leases, progress. It has no log, so a coordinator has one too.
@@ -89,7 +94,7 @@ class GroupContext:
     """
 
     clock: Clock
-    state: State
+    state: GroupRows
     row_thread: DiskThread
     """For everything in `state.db`, and for indexes: a flood of changes must not delay messages."""
     slices: LoopSlices
@@ -128,6 +133,7 @@ class BrokerContext(GroupContext):
     """What the handlers of a broker share. Made once by `app`."""
 
     options: BrokerOptions
+    state: State
     store: Store
     thread: DiskThread
     """For messages only."""
@@ -138,6 +144,8 @@ class BrokerContext(GroupContext):
     advertised: Address
     topics: TopicTable
     topic_keeper: TopicKeeper
+    users: Callable[[], str] = _no_users
+    """Names and rights of the users, as JSON without secrets; empty if there are none."""
     unread: UnreadMessages
     producers: ProducerTable
     polls: LongPolls[HeldPull]

@@ -1,7 +1,7 @@
 """What several handlers ask or do about groups."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Protocol
 
 from lanemq.broker.context import GroupContext
 from lanemq.broker.dispatch import answer, answer_code, answer_error
@@ -17,6 +17,7 @@ from lanemq.net.peer import Peer
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.lane_bodies import NextOffsets
+from lanemq.wire.lane_fields import REPORTED
 
 MAX_COPIED_BYTES = 1024 * 1024
 """Of copied messages in one answer, unless the first one is larger."""
@@ -47,10 +48,6 @@ def ownership(context: GroupContext, peer: Peer, group: str, queue: MessageQueue
     owner = claim.lane_client or context.members.client_of(ConnectionId(peer.number)) or ""
     epoch = None if claim.lane_epoch is None else Epoch(claim.lane_epoch)
     return context.locks.verdict(group, queue, owner, epoch, now=context.clock.now())
-
-
-REPORTED: Final = "lane.reported"
-"""The attribute in a group's settings that tells a group whose offsets are reported from one that consumers use."""
 
 
 def is_reported(context: GroupContext, group: str) -> bool:

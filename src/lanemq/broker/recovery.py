@@ -28,7 +28,7 @@ from lanemq.core.brokering.queue_progress import LaneName
 from lanemq.core.brokering.topic_table import TopicTable
 from lanemq.log.recovery import RecoveryReport
 from lanemq.log.retention import clock_problem
-from lanemq.log.state.database import State
+from lanemq.log.state.group_rows import GroupRows
 from lanemq.log.state.progress_rows import ProgressRows
 from lanemq.log.store import Store
 from lanemq.model.keys import shown_key
@@ -101,7 +101,7 @@ class GroupTables(NamedTuple):
     filters: Sequence[FilterRow]
 
 
-def recovered_groups(state: State, clock: Clock, row_thread: DiskThread, queue_log: QueueLog) -> GroupTables:
+def recovered_groups(state: GroupRows, clock: Clock, row_thread: DiskThread, queue_log: QueueLog) -> GroupTables:
     """The tables of groups, restored from the state database of a broker or of a coordinator."""
     settings = {name: SubscriptionGroupConfig.decode(text.encode()) for name, text in state.groups().items()}
     rows = ProgressRows(state)

@@ -63,7 +63,6 @@ COMMANDS = {
     ),
     "restore": LazyCommand("lanemq.cli.server.backup", "Make a data folder from the backup in FOLDER."),
     "doctor": LazyCommand("lanemq.cli.server.doctor", "Examine a data folder and this machine, and say what to do."),
-    "context": LazyCommand("lanemq.cli.commands.context", "Name brokers, and choose the one that commands talk to."),
     "check": LazyCommand("lanemq.cli.commands.check", "Check the order of a recorded run."),
     "console": LazyCommand(
         "lanemq.cli.server.console", "Serve the console: pages about topics, keys, groups, and everything that waits."
@@ -187,7 +186,7 @@ def main() -> None:
     """LaneMQ: messages with the same key are stored, delivered and processed in order.
 
     Commands that ask a broker take its address from --server HOST:PORT, from the environment variable
-    LANEMQ_SERVER, or from `lanemq context`.
+    LANEMQ_SERVER.
     `broker`, `backup`, `restore` and `doctor` work on a data folder of this machine.
     """
     end_with_parent()

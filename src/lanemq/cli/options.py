@@ -88,22 +88,21 @@ def connects(command: F) -> F:
     @functools.wraps(command)
     def waiting(*args: Any, server: str, **options: Any) -> Any:
         # Imported here: `lanemq --version` needs no network code.
-        from lanemq.cli.contexts import applied
         from lanemq.cli.wait_for_broker import wait_for_broker
         from lanemq.net.address import parse_addresses
 
-        with errors_name_flags(), applied(server) as chosen:
-            addresses = parse_addresses(chosen)
+        with errors_name_flags():
+            addresses = parse_addresses(server)
             wait_for_broker(addresses)
             if len(addresses) > 1:
-                _warn_of_other_clusters(chosen)
-            return command(*args, server=chosen, **options)
+                _warn_of_other_clusters(server)
+            return command(*args, server=server, **options)
 
     server = click.option(
         "--server",
         default=DEFAULT_SERVER,
         envvar="LANEMQ_SERVER",
-        show_default=f"that of the context, or {DEFAULT_SERVER}",
+        show_default=True,
         show_envvar=True,
         metavar="HOST:PORT",
         help="Address of a LaneMQ broker or of RocketMQ name servers; separate several with ';'.",

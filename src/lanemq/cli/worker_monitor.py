@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from lanemq.cli.errors import CliError
+from lanemq.cli.listening import cannot_listen
 from lanemq.model.environment import WORKER_MONITOR
 from lanemq.net.address import Address, parse_address
 from lanemq.net.monitor import RelayMonitor
@@ -60,7 +60,7 @@ class WorkerMonitors:
         try:
             self._monitor = RelayMonitor(parse_address(asked), self)
         except OSError as error:
-            raise CliError(f"monitor={asked!r}: cannot listen there: {error.strerror or error}") from error
+            raise cannot_listen(parse_address(asked), error, "monitor=") from error
         return self._monitor.address
 
     def close(self) -> None:

@@ -18,7 +18,20 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from lanemq.clock import Clock, SystemClock
 from lanemq.console.protection import Protection, Sessions
 from lanemq.console.reading import MAX_SEARCHES, MAX_SEARCHES_PER_CLIENT, ConsoleBusy, ConsoleReads, Watch
-from lanemq.console.routes import check, dead, groups, home, key, messages, pipelines, publish, sign_in, topics, waiting
+from lanemq.console.routes import (
+    check,
+    dead,
+    groups,
+    home,
+    key,
+    messages,
+    pipelines,
+    publish,
+    sign_in,
+    topic_settings,
+    topics,
+    waiting,
+)
 from lanemq.console.routes import settings as settings_screen
 from lanemq.console.screens import Console, Context, Screen, show
 from lanemq.console.settings import ConsoleSettings
@@ -71,14 +84,14 @@ def console_app(settings: ConsoleSettings, token: str, *, clock: Clock | None = 
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         watch = Watch(SnapshotReader(settings.server, clock), clock, every=settings.every)
         console = Console(
-            settings,
-            clock,
-            Sessions(token, clock, settings.remote_writes),
-            ConsoleReads(clock),
-            ConsoleReads(clock, most=MAX_SEARCHES, per_client=MAX_SEARCHES_PER_CLIENT),
-            ConsoleReads(clock, threads=1),
-            watch,
-            asyncio.Event(),
+            settings=settings,
+            clock=clock,
+            sessions=Sessions(token, clock, settings.remote_writes),
+            reading=ConsoleReads(clock),
+            searching=ConsoleReads(clock, most=MAX_SEARCHES, per_client=MAX_SEARCHES_PER_CLIENT),
+            pipeline_reading=ConsoleReads(clock, threads=1),
+            watch=watch,
+            stopping=asyncio.Event(),
         )
         app.state.console = console
         async with asyncio.TaskGroup() as tasks:
@@ -93,7 +106,21 @@ def console_app(settings: ConsoleSettings, token: str, *, clock: Clock | None = 
         console.searching.close()
         console.pipeline_reading.close()
 
-    screens = (home, topics, publish, groups, waiting, dead, key, messages, pipelines, check, settings_screen, sign_in)
+    screens = (
+        home,
+        topics,
+        publish,
+        topic_settings,
+        groups,
+        waiting,
+        dead,
+        key,
+        messages,
+        pipelines,
+        check,
+        settings_screen,
+        sign_in,
+    )
     return Starlette(
         routes=[
             *(route for each in screens for route in each.routes()),

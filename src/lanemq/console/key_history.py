@@ -34,7 +34,7 @@ class HistoryLine(msgspec.Struct):
     last: int = -1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedTurn:
     """One call of a handler, or another recorded event of a message."""
 
@@ -165,5 +165,15 @@ def _read_file(path: Path, topic: str, key: str, found: KeyHistory) -> None:
 
 def _turn(process: str, line: HistoryLine, what: str, ended: int | None, why: str = "") -> RecordedTurn:
     return RecordedTurn(
-        process, line.group, line.queue, line.offset, what, line.t, ended, line.attempt, line.id, why, line.epoch
+        process=process,
+        group=line.group,
+        queue=line.queue,
+        offset=line.offset,
+        what=what,
+        began=line.t,
+        ended=ended,
+        attempt=line.attempt,
+        id=line.id,
+        why=why,
+        epoch=line.epoch,
     )

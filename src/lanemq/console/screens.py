@@ -24,6 +24,7 @@ from lanemq.console import wording
 from lanemq.console.event_streams import RETRY_SECONDS, EventStream, EventStreams
 from lanemq.console.links import (
     dead_change_link,
+    dead_letter_link,
     dead_link,
     group_link,
     in_form,
@@ -47,7 +48,8 @@ from lanemq.console.settings import ConsoleSettings
 from lanemq.console.snapshot import Snapshot
 from lanemq.console.views.check import CheckReport
 from lanemq.console.views.home import OrderVerdict
-from lanemq.console.views.pipelines import StatusAt
+from lanemq.console.views.messages import preview_of
+from lanemq.console.views.pipelines import PipelineReading
 from lanemq.model.errors import LaneError
 from lanemq.model.units import Millis
 from lanemq.model.wording import printable
@@ -73,7 +75,7 @@ class Console:
     searching: ConsoleReads
     """Searches messages. It has threads and a limit of its own, so that searches do not keep out other pages."""
     pipeline_reading: ConsoleReads
-    """Reads pipelines. It has a thread of its own, so that slow child processes do not delay other pages."""
+    """Reads pipelines. It has a thread of its own, so that a large state does not delay other pages."""
     watch: Watch
     stopping: asyncio.Event
     verdict: OrderVerdict | None = None
@@ -85,8 +87,8 @@ class Console:
     """Event streams that are open, live tails included."""
     tails: int = 0
     """Live tails that are open."""
-    pipelines: dict[str, tuple[StatusAt, StatusAt | None]] = field(default_factory=dict)
-    """The last two statuses of each pipeline, by its place."""
+    pipelines: dict[str, tuple[PipelineReading, PipelineReading | None]] = field(default_factory=dict)
+    """The last two readings of each pipeline, by its place."""
 
     def session(self, request: Request) -> ConsoleSession | None:
         return self.sessions.of(request.cookies.get(COOKIE))
@@ -160,8 +162,8 @@ def environment() -> Environment:
         printable=printable,
         in_form=in_form,
     )
-    links = (topic_link, group_link, key_link, dead_link, dead_change_link, pipeline_link)
-    made.globals.update(plural=wording.counted, **{each.__name__: each for each in links})
+    links = (topic_link, group_link, key_link, dead_link, dead_letter_link, dead_change_link, pipeline_link)
+    made.globals.update(plural=wording.counted, preview_of=preview_of, **{each.__name__: each for each in links})
     return made
 
 

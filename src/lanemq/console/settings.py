@@ -28,7 +28,7 @@ class ConsoleSettings:
     allow_hosts: tuple[str, ...] = ()
     """Host names under which the console may be used, beside localhost and addresses."""
     origins: Mapping[str, str] = field(default_factory=dict)
-    """Where each value came from: `command line`, `environment LANEMQ_SERVER`, `context prod` or `default`."""
+    """Where each value came from: `command line`, `environment LANEMQ_SERVER` or `default`."""
 
     def __post_init__(self) -> None:
         if self.every < 0.2:

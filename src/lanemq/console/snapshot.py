@@ -50,6 +50,8 @@ class GroupNow:
     """Each member keeps its own offsets, so there is no lag."""
     coordinator: str = ""
     """Who keeps its leases, offsets and lanes beside an Apache cluster; empty if the brokers do."""
+    reported: bool = False
+    """A program that is no member, such as a Spark query, reports how far it has read."""
 
     @property
     def lag(self) -> int:
@@ -213,13 +215,14 @@ class SnapshotReader:
         queues = (progress_at(at, stored, left.get((group.group, at.queue)), wall) for at in group.queues)
         shown = tuple(each for each in queues if each.worth_showing)
         return GroupNow(
-            group.group,
-            group.members,
-            group.subscriptions,
-            shown,
-            group.note,
-            group.broadcasting,
-            group.coordinator,
+            name=group.group,
+            members=group.members,
+            subscriptions=group.subscriptions,
+            queues=shown,
+            note=group.note,
+            broadcasting=group.broadcasting,
+            coordinator=group.coordinator,
+            reported=group.reported,
         )
 
 

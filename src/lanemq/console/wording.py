@@ -61,8 +61,8 @@ def ago(millis: float) -> str:
 
 
 def clock_time(when: datetime | None) -> str:
-    """Local date and time, to the second; `when` itself is in the page's title."""
-    return NONE if when is None else when.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    """Local date and time, to the second, with its zone."""
+    return NONE if when is None else f"{when.astimezone():%Y-%m-%d %H:%M:%S} {time_zone(when)}"
 
 
 def time_zone(when: datetime) -> str:

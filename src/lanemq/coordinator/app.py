@@ -47,7 +47,8 @@ from lanemq.core.brokering.quotas import GroupUse
 from lanemq.history import last_time, open_history
 from lanemq.log.folder.checks import coordinator_in, refuse_backup
 from lanemq.log.folder.lock import DataLock
-from lanemq.log.state.database import COORDINATOR, EPOCH_FLOOR, State
+from lanemq.log.state.database import COORDINATOR, State
+from lanemq.log.state.group_rows import EPOCH_FLOOR
 from lanemq.model.errors import BrokerRefused, GroupNotFound, StorageError, TransportError, UsageError
 from lanemq.model.queue import MessageQueue
 from lanemq.net.address import Address

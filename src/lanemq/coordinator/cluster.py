@@ -1,6 +1,6 @@
 """The requests of a coordinator to its cluster, as calls that take and return values."""
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -14,7 +14,7 @@ from lanemq.model.names import TOOLS_GROUP, pull_group
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
 from lanemq.net.address import Address, parse_address
-from lanemq.net.connection import ConnectionPool
+from lanemq.net.connection import Connection, ConnectionPool
 from lanemq.wire.admin_headers import ConsumeStatsHeader, KvHeader
 from lanemq.wire.bodies import LockRequest, LockResponse, QueueBody
 from lanemq.wire.codes import RequestCode, ResponseCode
@@ -135,23 +135,25 @@ class ClusterLink:
             return []
         return sorted(each.client_addr for each in ConsumerConnection.decode(reply.body).connection_set)
 
-    async def offsets(
-        self, broker: Address, group: str, wanted: Container[MessageQueue] | None = None
-    ) -> dict[MessageQueue, QueueOffset]:
-        """What a group has committed in the queues of a broker; None: in all of them."""
-        ext = ConsumeStatsHeader(consumer_group=group).to_ext()
-        reply = checked(await self._ask(broker, Command(RequestCode.GET_CONSUME_STATS, 0, ext=ext)))
-        table = ConsumeStats.decode(reply.body).offset_table
-        offsets = {
-            queue: QueueOffset(at.consumer_offset) for queue, at in table.items() if wanted is None or queue in wanted
-        }
+    async def offsets(self, broker: Address, group: str) -> dict[MessageQueue, QueueOffset]:
+        """What a group has committed in the queues of a broker."""
+        offsets = await self.offsets_or_zero(broker, group)
         # 0 may also stand for "never committed", and such a queue starts where its next owner says.
         unsure = {
-            queue for queue, offset in offsets.items() if offset <= 0 and not await self._has(broker, group, queue)
+            queue
+            for queue, offset in offsets.items()
+            if offset <= 0 and not await self.has_committed(broker, group, queue)
         }
         return {queue: offset for queue, offset in offsets.items() if queue not in unsure}
 
-    async def _has(self, broker: Address, group: str, queue: MessageQueue) -> bool:
+    async def offsets_or_zero(self, broker: Address, group: str) -> dict[MessageQueue, QueueOffset]:
+        """What a group has committed in the queues of a broker; 0 also where it has committed nothing."""
+        ext = ConsumeStatsHeader(consumer_group=group).to_ext()
+        reply = checked(await self._ask(broker, Command(RequestCode.GET_CONSUME_STATS, 0, ext=ext)))
+        table = ConsumeStats.decode(reply.body).offset_table
+        return {queue: QueueOffset(at.consumer_offset) for queue, at in table.items()}
+
+    async def has_committed(self, broker: Address, group: str, queue: MessageQueue) -> bool:
         header = QueryOffsetHeader(
             consumer_group=group, topic=queue.topic, queue_id=queue.queue_id, set_zero_if_not_found=False
         )
@@ -160,6 +162,10 @@ class ClusterLink:
 
     async def commit(self, broker: Address, group: str, queue: MessageQueue, offset: int) -> None:
         checked(await self._ask(broker, _commit(group, queue, offset)))
+
+    async def connection(self, broker: Address) -> Connection:
+        """The connection to a broker: as long as it is the same, so is the broker's process."""
+        return await self._pool.get(broker)
 
     async def commit_all(self, broker: Address, group: str, offsets: Mapping[MessageQueue, int]) -> None:
         """Commit without answers, as RocketMQ's members do: what is lost is seen at the next look."""

@@ -5,7 +5,8 @@ restart, an offset that somebody has set meanwhile is recognised.
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -14,11 +15,19 @@ from lanemq.coordinator.cluster import ClusterLink
 from lanemq.core.brokering.cluster.copied_offsets import CopiedOffsets
 from lanemq.model.queue import MessageQueue
 from lanemq.net.address import Address
+from lanemq.net.connection import Connection
 from lanemq.net.rate_limited_log import RateLimitedLog
 
 log = logging.getLogger(__name__)
 
 _Rows = list[tuple[str, str, int, list[int]]]
+
+
+class _Look(NamedTuple):
+    """What a broker had."""
+
+    connection: Connection
+    offsets: Mapping[MessageQueue, int]
 
 
 class OffsetCopies:
@@ -28,6 +37,8 @@ class OffsetCopies:
         self._parts = parts
         self._link = link
         self._of: dict[str, CopiedOffsets] = {}
+        self._last_looks: dict[tuple[str, str], _Look] = {}
+        """By group and broker."""
         self._warnings = RateLimitedLog(log, parts.clock)
 
     async def copy(self, group: str, broker: str, master: Address) -> None:
@@ -37,18 +48,26 @@ class OffsetCopies:
         if not known:
             return
         copies = self._copies(group)
-        wanted, others = copies.compare(known, await self._link.offsets(master, group, known))
+        look = _Look(await self._link.connection(master), await self._link.offsets_or_zero(master, group))
+        before = self._last_looks.get((group, broker))
+        # A broker that restarted, or another master, has another connection. It may have older copies.
+        same = before.offsets if before is not None and before.connection is look.connection else {}
+        self._last_looks[group, broker] = look
+        wanted, others = copies.compare(known, look.offsets, same)
         for queue, theirs, offset in others:
+            if theirs <= 0 and not await self._link.has_committed(master, group, queue):
+                wanted[queue] = offset  # the broker has forgotten it
+                continue
             self._warnings.warn(
                 f"{group} {queue}",
                 f"group {group}: somebody has set its offset in {queue} to {theirs} at the broker. The group is "
                 f"coordinated and stays at {offset}. To move it there: lanemq group reset {group} "
                 f"--topic {queue.topic} --queue {queue.queue_id} --to {theirs}",
             )
-        if wanted:
+        if wanted or others:
             copies.copied(wanted)
             await self._save(group, copies)
-            if group in self._parts.groups:  # it may have left in between
+            if wanted and group in self._parts.groups:  # it may have left in between
                 await self._link.commit_all(master, group, wanted)
 
     def overwrite(self, group: str, queues: Iterable[tuple[str, int]]) -> None:
@@ -58,6 +77,7 @@ class OffsetCopies:
 
     async def forget(self, group: str) -> None:
         self._of.pop(group, None)
+        self._last_looks = {key: look for key, look in self._last_looks.items() if key[0] != group}
         await self._save(group, CopiedOffsets())
 
     def _copies(self, group: str) -> CopiedOffsets:

@@ -7,7 +7,7 @@ has a lease keeps it while a new master is being locked.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from lanemq.broker.group_queues import no_such_queue
@@ -169,6 +169,9 @@ class RemoteLog:
 
     def stored_before(self, queue: MessageQueue, offset: int) -> int:
         return 0
+
+    def left_out(self, queue: MessageQueue, start: int, end: int, tags: frozenset[int]) -> Iterator[list[int]]:
+        return iter(())
 
     def is_young(self, queue: MessageQueue) -> bool:
         return False

@@ -27,6 +27,8 @@ MAX_AT_ONCE = 2_000
 PULLS_AT_ONCE = 4
 """Reads of up to 32 messages. By so much the copies may be larger than their bound."""
 MAX_NAMED = 1_000
+MAX_DIFFERENCE_MS = 60_000
+"""How far a broker's clock may be ahead without a warning."""
 
 
 class ParkedCopies:
@@ -54,7 +56,7 @@ class ParkedCopies:
         if not places:
             return
         retention = await self._link.retention(master)
-        time = retention.copied_before(self._parts.clock.wall())
+        time = retention.copied_before(self._now_at(broker, places))
         self.bytes, left = await self._parts.row_thread.call(self._rows.copied_bytes), MAX_AT_ONCE
         for progress in places:
             first = await self._link.first_offset(master, progress.queue)
@@ -71,6 +73,18 @@ class ParkedCopies:
                 f"lanes (see lanemq parked list), or raise the retention of the brokers; messages of lanes may "
                 f"be lost",
             )
+
+    def _now_at(self, broker: str, places: list[QueueProgress]) -> int:
+        """The time at a broker, which stamps its messages, if that is later than here: its retention goes by it."""
+        now = self._parts.clock.wall()
+        stored = [mark.stored_ms for each in places if each.seen is not None for mark in each.seen.marks[-1:]]
+        if (newest := max(stored, default=0)) > now + MAX_DIFFERENCE_MS:
+            self._warnings.warn(
+                f"clock {broker}",
+                f"the clock here is {(newest - now) / 60_000:.0f} min behind that of broker {broker}: set both by NTP. "
+                f"Until then, parked messages are copied by the time of the broker's newest message",
+            )
+        return max(now, newest)
 
     async def _copy(self, queue: MessageQueue, wanted: ToCopy, master: Address) -> None:
         """Copy a few windows at a time: messages may be large, and all that was read is in memory."""

@@ -23,10 +23,10 @@ log = logging.getLogger(__name__)
 
 SEND_SECONDS = 10.0
 """How long a message may wait for its broker. Clients wait 3 s and send again, up to three times."""
-DRAIN_SECONDS = 5.0
-"""How long a stop waits for clients to decide about what they have."""
-END_SECONDS = 0.2
-"""How long a stop then waits for calls that are under way."""
+END_SECONDS = 2.0
+"""How long a stop waits for calls that are under way, when the queues are handed over."""
+CLOSE_SECONDS = 3.0
+"""How long it then waits for messages whose clients have given up."""
 
 
 class Front:
@@ -50,7 +50,7 @@ class Front:
             options.servers, clock=clock, group="lanemq-grpc", codec="bytes", max_body_bytes=options.max_body_bytes,
             delivery_timeout=SEND_SECONDS, timeout=SEND_SECONDS, on_queue_change="continue", history=options.history,
         )  # fmt: skip
-        self._routes = Routes(parse_addresses(options.servers), security_of(), clock)
+        self._routes = Routes(parse_addresses(options.servers), security_of(), clock, options.advertise)
         sender = MessageSender(self._producer, clock)
         self.service = FrontService(options, self.access, self._routes, sender, secrets.token_hex(4), clock)
         self._transport = GrpcTransport(self.service, self.service.methods, max_body_bytes=options.max_body_bytes)
@@ -67,13 +67,12 @@ class Front:
             log.error("%s; the users from before stay", error)
 
     async def stop(self) -> None:
-        """Takes no more calls, hands the queues over, and waits for messages that are being sent."""
-        await self.service.drain(DRAIN_SECONDS)
+        """Hands the queues over, sends the clients to other fronts, and waits for messages that are being sent."""
+        await self.service.drain()
         await self._transport.stop(END_SECONDS)
         if self._tidying is not None:
             self._tidying.cancel()
-        await self.service.close()
-        await self._producer.close(SEND_SECONDS)
+        await self._producer.close(CLOSE_SECONDS)
         self._routes.close()
         if self._monitor is not None:
             self._monitor.close()

@@ -78,7 +78,7 @@ class ClientTable:
             raise CallFailed(Code.FORBIDDEN, f"client id {given!r} belongs to another user")
         if given not in self._known and len(self._known) >= self._most:
             raise CallFailed(Code.TOO_MANY_REQUESTS, f"this front has {self._most} clients already")
-        self.alive.seen(given, now=now)
+        self.alive.seen(given, now=now, connection=head.connection)
         client = known or self._known.setdefault(given, GrpcClient(given))
         client.user = user
         if client.language is Language.UNSPECIFIED:

@@ -2,8 +2,8 @@
 
 The member is LaneMQ's own (`ConsumerEngine`) on a thread of its own, so that nothing here delays its keep-alives. It
 has no handlers: its lanes are taken by this module, on the front's event loop, and handed to clients. It joins with the
-first consumer of its group and leaves with the last, because a member owns queues. Its topics and tags are those of its
-clients; when they change, a new member takes the place of the old one.
+first consumer of its group and leaves with the last, because a member owns queues. Its topics are those of its clients,
+and change with them. Only when its tags or its order change, a new member takes the place of the old one.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lanemq.client.consumer.engine import EngineThread, without_resources
 from lanemq.client.consumer.options import ConsumerSettings, consumer_options
@@ -38,8 +38,9 @@ log = logging.getLogger(__name__)
 
 REPORT_SECONDS = 0.2
 """Interval of offset reports: what a crash of the front leaves unreported is delivered again."""
-STOP_SECONDS = 10.0
-"""How long a member that ends waits for what its clients are processing."""
+STOP_SECONDS = 5.0
+"""How long a member that ends waits for what its clients are processing. With the rest of a stop, it is less than the
+20 s after which a broker kills its front."""
 RESTART_SECONDS = 1.0
 """Pause before a member that ended by an error is replaced."""
 SETTLE_SECONDS = 0.05
@@ -56,12 +57,15 @@ class Wanted:
     tags: Tags
     ordered: bool
 
-    def subscriptions(self, policy: FailurePolicy) -> list[Subscription]:
+    def subscription(self, topic: str, policy: FailurePolicy) -> Subscription:
         order = Order.KEY if self.ordered else Order.NONE
-        return [
-            Subscription(topic=topic, tags=tags, order=order, policy=policy, run_limit=1)
-            for topic, tags in self.tags.items()
-        ]
+        return Subscription(topic=topic, tags=self.tags[topic], order=order, policy=policy, run_limit=1)
+
+    def differs_in_topics_only(self, other: "Wanted") -> bool:
+        """Whether a member for the other one can work for this one, too."""
+        return self.ordered == other.ordered and all(
+            self.tags[topic] == other.tags[topic] for topic in self.tags.keys() & other.tags.keys()
+        )
 
 
 class LaneMember:
@@ -88,7 +92,15 @@ class LaneMember:
         """Runs of the retry topic whose messages belong to a topic that nobody has asked for since they were taken."""
         self._ending = False
         self._policy = _policy(front, group, wanted)
-        self.thread = EngineThread(self.options, without_resources(wanted.subscriptions(self._policy)), self._make)
+        subscriptions = [wanted.subscription(topic, self._policy) for topic in wanted.tags]
+        self.thread = EngineThread(self.options, without_resources(subscriptions), self._make)
+
+    def follow(self, wanted: Wanted) -> None:
+        """Consumes other topics from now on."""
+        before, self.wanted = self.wanted.tags.keys(), wanted
+        added = [wanted.subscription(topic, self._policy) for topic in wanted.tags.keys() - before]
+        removed = before - wanted.tags.keys()
+        self.thread.loop.call_soon_threadsafe(self.thread.engine.change_topics, added, removed)
 
     def _make(self, subscription: Subscription, clock: Clock) -> Scheduler:
         """Called on the member's thread."""
@@ -140,6 +152,8 @@ class LaneMember:
 
     def progressed(self, run: MessageRun, done: int) -> None:
         """The first messages of a run in progress are done: the next report says so."""
+        if self.recorder is not None:
+            self.recorder.end(run.messages[run.done : done], run, None)
         run.done = done
         with self._lanes[run.queue.topic] as lanes:
             lanes.note_progress(run)
@@ -148,13 +162,19 @@ class LaneMember:
         """Ends a run; what must be sent to the broker is sent on the member's thread."""
         stop = None if outcome is DONE else Stop(outcome, succeeded=done, error=error)
         if self.recorder is not None:
-            self.recorder.end(run.messages, run, stop)
+            self._record_end(run, stop)
         lanes = self._lanes[run.queue.topic]
         lanes.handed_to(run, "")
         finished = lanes.finish(run, outcome, done, "" if error is None else str(error))
         if finished.why is Why.SEND_BACK and stop is not None:
             self._send_back(run, RunEnd(stop, done), finished)
         return finished.why
+
+    def _record_end(self, run: MessageRun, stop: Stop | None) -> None:
+        """Records how the rest of a run ends. What was done before was recorded then, before it could be reported."""
+        assert self.recorder is not None
+        rest = None if stop is None else replace(stop, succeeded=stop.succeeded - run.done)
+        self.recorder.end(run.messages[run.done :], run, rest)
 
     def _send_back(self, run: MessageRun, end: RunEnd, finished: MessageFinished) -> None:
         try:
@@ -168,7 +188,7 @@ class LaneMember:
 
     def now_has(self, clients: FrontClientsBody) -> None:
         """For operators: the clients of the group."""
-        for lanes in self._lanes.values():
+        for lanes in list(self._lanes.values()):
             lanes.now_has(clients)
 
     def put_back(self, run: MessageRun) -> None:
@@ -182,6 +202,11 @@ class LaneMember:
             for run in runs:
                 self.put_back(run)
         self._aside.clear()
+
+    def withdraw(self) -> None:
+        """Asks for no queue any more."""
+        with contextlib.suppress(LaneError, RuntimeError):  # it has ended
+            self.thread.loop.call_soon_threadsafe(self.thread.engine.withdraw)
 
     @property
     def alive(self) -> bool:
@@ -211,13 +236,14 @@ class FrontGroup:
         self._front, self._clock = front, clock
         self._on_work = on_work
         self._wanted: Wanted | None = None
-        self._changed = asyncio.Event()
+        self._changed, self._closing = asyncio.Event(), asyncio.Event()
+        self._starting: LaneMember | None = None
         self._told = False
         self._keeper = asyncio.create_task(self._keep())
 
     def want(self, wanted: Wanted | None) -> None:
         """What the clients subscribe to now; None: there are none."""
-        if wanted != self._wanted:
+        if wanted != self._wanted and not self._closing.is_set():
             self._wanted = wanted
             self._changed.set()
 
@@ -228,7 +254,7 @@ class FrontGroup:
     @property
     def idle(self) -> bool:
         """Whether there is nothing to keep."""
-        return self._wanted is None and self.member is None
+        return self._wanted is None and self.member is None and self._starting is None
 
     def check(self) -> None:
         """Called now and then: replaces a member that has ended by itself."""
@@ -246,47 +272,74 @@ class FrontGroup:
         self._on_work(self)
 
     async def close(self) -> None:
-        """Hands the queues over, and waits for that."""
-        self._keeper.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._keeper
-        await self._stop_member()
+        """Hands the queues over, and waits for that. A member that is starting ends as soon as it has started."""
+        self.want(None)
+        self._closing.set()
+        self._changed.set()
+        if self._starting is not None:
+            await asyncio.to_thread(self._starting.thread.stop)
+        await self._keeper
 
     async def _keep(self) -> None:
-        while True:
+        while not self._closing.is_set():
             await self._changed.wait()
-            await asyncio.sleep(SETTLE_SECONDS)
+            await self._pause(SETTLE_SECONDS)
             self._changed.clear()
-            try:
-                await self._follow()
-            except (LaneError, OSError) as error:
-                log.warning("group %s has no member at the moment: %s", self.name, error)
-                await self._try_again(error)
-            except Exception as error:
-                log.exception("the member of group %s ended by an error", self.name)
-                await self._try_again(error)
+            await self._try_to_follow()
+        if self.member is not None:
+            await self._try_to_follow()
+
+    async def _try_to_follow(self) -> None:
+        try:
+            await self._follow()
+        except (LaneError, OSError) as error:
+            log.warning("group %s has no member at the moment: %s", self.name, error)
+            await self._try_again(error)
+        except Exception as error:
+            log.exception("the member of group %s ended by an error", self.name)
+            await self._try_again(error)
 
     async def _try_again(self, error: Exception) -> None:
         self.failure = str(error) or repr(error)
-        await asyncio.sleep(RESTART_SECONDS)
+        await self._pause(RESTART_SECONDS)
         self._changed.set()
 
+    async def _pause(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._closing.wait()
+
     async def _follow(self) -> None:
-        wanted, member = self._wanted, self.member
-        if member is not None and (member.wanted != wanted or not member.alive):
-            await self._stop_member()
+        member = self.member
+        if member is not None and not self._keeps(member):
+            await self._stop_member(member)
+        wanted = self._wanted
         if wanted is not None and self.member is None:
-            started = LaneMember(self.name, wanted, self._front, self._clock, self.look)
-            await asyncio.to_thread(started.thread.start)
-            self.member, self.failure = started, ""
-            log.info("group %s: member %s joined for %s", self.name, started.options.client_id, ", ".join(wanted.tags))
+            await self._start_member(wanted)
         self.look()
 
-    async def _stop_member(self) -> None:
-        member = self.member
-        if member is not None:
-            member.release()
-            try:
-                await asyncio.to_thread(member.thread.stop)
-            finally:
-                self.member = None
+    def _keeps(self, member: LaneMember) -> bool:
+        """Whether a member is still the right one, if its topics change."""
+        wanted = self._wanted
+        if wanted is None or not member.alive or not wanted.differs_in_topics_only(member.wanted):
+            return False
+        if wanted != member.wanted:
+            member.follow(wanted)
+        return True
+
+    async def _start_member(self, wanted: Wanted) -> None:
+        self._starting = started = LaneMember(self.name, wanted, self._front, self._clock, self.look)
+        try:
+            await asyncio.to_thread(started.thread.start)
+        finally:
+            self._starting = None
+        self.member, self.failure = started, ""
+        log.info("group %s: member %s joined for %s", self.name, started.options.client_id, ", ".join(wanted.tags))
+
+    async def _stop_member(self, member: LaneMember) -> None:
+        member.release()
+        member.withdraw()
+        try:
+            await asyncio.to_thread(member.thread.stop)
+        finally:
+            self.member = None

@@ -7,7 +7,7 @@ group's member. A receive that finds nothing waits in a line of its topic, and i
 import asyncio
 import contextlib
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Container
 from dataclasses import dataclass, field
 
@@ -20,6 +20,7 @@ from lanemq.grpc_front.clients import GrpcClient
 from lanemq.grpc_front.groups import FrontGroup, LaneMember
 from lanemq.model.errors import LaneError
 from lanemq.model.units import Millis
+from lanemq.net.rate_limited_log import RateLimitedLog
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ class Receive:
     invisible: Millis | None
     """For how long a client without renewal has the messages; None: as long as it is there."""
     attempt_id: str
+    connection: str = ""
     answered: "asyncio.Future[None]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     hand_outs: list[MessageHandOut] = field(default_factory=list)
 
@@ -51,8 +53,11 @@ class Handing:
     def __init__(self, boot: str, clock: Clock, longest: Millis) -> None:
         self.hand_outs: HandOuts[Message] = HandOuts(boot)
         self._clock = clock
+        self._warnings = RateLimitedLog(log, clock)
         self._longest = longest
         self._waiting: dict[tuple[str, str], deque[Receive]] = {}
+        self._waiting_of: Counter[str] = Counter()
+        """How many of them each client has."""
         self._members: dict[int, tuple[LaneMember, FrontGroup]] = {}
         """The member, and its group, of each hand-out by number."""
         self._timers: dict[tuple[str, str], asyncio.TimerHandle] = {}
@@ -69,12 +74,16 @@ class Handing:
         if again:
             call.hand_outs += again
             for each in again:
-                each.answer = call  # the answer to the first call is lost, and cannot return them any more
+                each.answer, each.connection = (
+                    call,
+                    call.connection,
+                )  # the answer to the first call is lost, and cannot return them any more
             return
         line = self._waiting.setdefault(place, deque())
         line.append(call)
-        self.serve(call.group)
+        self._waiting_of[call.client.id] += 1
         try:
+            self.serve(call.group)
             async with asyncio.timeout(seconds):
                 await call.answered
         except TimeoutError:
@@ -83,6 +92,7 @@ class Handing:
             self.not_received(call)
             raise
         finally:
+            self._waiting_of -= Counter((call.client.id,))  # forgets a client without any
             with contextlib.suppress(ValueError):
                 line.remove(call)
 
@@ -124,7 +134,7 @@ class Handing:
             renewed = call.invisible is None
             handed = self.hand_outs.add(
                 run, call.group.name, call.topic, call.client.id,
-                now=now, until=until, renewed=renewed, attempt_id=call.attempt_id,
+                now=now, until=until, renewed=renewed, attempt_id=call.attempt_id, connection=call.connection,
             )  # fmt: skip
             handed.answer = call
             self._members[handed.number] = member, call.group
@@ -156,7 +166,7 @@ class Handing:
 
     def acknowledge(self, client: GrpcClient, handle: str, group: str, topic: str) -> Ruling:
         decision = self.hand_outs.acknowledge(handle, group, topic, now=self._clock.now())
-        self._count(decision)
+        self._count(decision, handle)
         hand_out = decision.hand_out
         if hand_out is not None and decision.verdict in (Ruling.COUNTED, Ruling.ENDED):
             self.acknowledged += 1
@@ -172,7 +182,7 @@ class Handing:
     def fail(self, client: GrpcClient, handle: str, group: str, topic: str, delay: Millis | None) -> Ruling:
         """A handler failed. `delay` is what the client asks to wait; None leaves it to the policy."""
         decision = self.hand_outs.fail(handle, group, topic, now=self._clock.now())
-        self._count(decision)
+        self._count(decision, handle)
         if decision.verdict is Ruling.ENDED and decision.hand_out is not None:
             self.failures += 1
             client.packing.failed()
@@ -189,13 +199,19 @@ class Handing:
             return self.fail(client, handle, group, topic, invisible), handle
         now = self._clock.now()
         decision = self.hand_outs.change(handle, group, topic, now=now, until=Millis(now + invisible))
-        self._count(decision)
+        self._count(decision, handle)
         if decision.hand_out is not None and decision.counts:
             handle = decision.hand_out.handles[decision.at]
         return decision.verdict, handle
 
-    def _count(self, decision: Decision[Message]) -> None:
+    def _count(self, decision: Decision[Message], handle: str) -> None:
         self.stale += decision.verdict is Ruling.STALE
+        if decision.verdict is Ruling.STALE and not self.hand_outs.is_own(handle):
+            self._warnings.warn(
+                "handles",
+                "a client decided about a message that another front gave it, or this one before its restart, and is "
+                "refused; if it repeats, fronts share an address without --advertise, or calls are balanced one by one",
+            )
 
     # without a decision
 
@@ -214,6 +230,12 @@ class Handing:
                 if not call.answered.done():
                     call.answered.set_result(None)
         for each in self.hand_outs.of_client(client):
+            self._return(each)
+
+    def connection_lost(self, client: str, connection: str, since: Millis) -> None:
+        """The last answers over a connection may not have reached the client, and it has not repeated its calls: those
+        messages are for others now, or for a new call of the client itself."""
+        for each in self.hand_outs.uncertain(client, connection, since):
             self._return(each)
 
     def tidy(self, present: Container[str]) -> None:
@@ -254,11 +276,22 @@ class Handing:
             self._decided.set()
             group.look()
 
-    async def all_decided(self) -> None:
-        """Waits until no client has a message."""
-        while len(self.hand_outs):
+    async def all_decided(self, group: str) -> None:
+        """Waits until no client has a message of a group."""
+        while any(each.group == group for each in self.hand_outs):
             self._decided.clear()
             await self._decided.wait()
+
+    def answer_all(self) -> None:
+        """Answers the receives that wait, without messages."""
+        for line in self._waiting.values():
+            for call in line:
+                if not call.answered.done():
+                    call.answered.set_result(None)
+
+    def waiting_of(self, client: str) -> int:
+        """How many receives of a client wait."""
+        return self._waiting_of[client]
 
     @property
     def waiting(self) -> int:

@@ -18,6 +18,9 @@ class FrontOptions:
     servers: Servers
     """Where the broker is, or the name servers of a cluster."""
     listen: Address = field(default_factory=lambda: Address("127.0.0.1", DEFAULT_PORT))
+    advertise: Address | None = None
+    """Where clients are told to send and receive; None: where they asked. Needed if several fronts share an address, so
+    that a client decides about a message at the front that gave it."""
     retries: int = 16
     """Attempts after the first one, before a key is parked; -1 never parks it."""
     dead_letter_groups: frozenset[str] = frozenset()

@@ -6,6 +6,7 @@ Every error of an application is a status inside a successful answer; gRPC's own
 import asyncio
 import contextlib
 import logging
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
@@ -15,7 +16,7 @@ from lanemq.grpc_front.access import Access
 from lanemq.grpc_front.answers import OK, CallFailed, name_of, status_of
 from lanemq.grpc_front.clients import LONG_POLL_MS, ClientTable, GrpcClient, answer_to, tags_in
 from lanemq.grpc_front.delivery import wire_message
-from lanemq.grpc_front.groups import FrontGroup, Wanted
+from lanemq.grpc_front.groups import STOP_SECONDS, FrontGroup, Wanted
 from lanemq.grpc_front.handing import Handing, Receive
 from lanemq.grpc_front.options import FrontOptions
 from lanemq.grpc_front.port import CallHead, CallRefused, Parts
@@ -35,6 +36,7 @@ from lanemq.wire.grpc.messages import (
     ForwardRequest,
     HeartbeatRequest,
     Instant,
+    Nonce,
     QueryAssignmentRequest,
     QueryAssignmentResponse,
     QueryRouteRequest,
@@ -59,6 +61,8 @@ MAX_POLL_MS = 20_000
 SPARE_SECONDS = 0.5
 """How long before the client's deadline a receive is answered."""
 MAX_BATCH = 256
+MAX_WAITING = 256
+"""Receives that a client may have open: 4 for each topic of a push consumer are usual."""
 TICK_SECONDS = 0.1
 
 _STALE = Status(Code.INVALID_RECEIPT_HANDLE, "the handle is not valid any more: the message is or was delivered again")
@@ -84,6 +88,8 @@ class FrontService:
         self.handing = Handing(boot, clock, Millis(round(options.longest_handler * 1000)))
         self.sender = sender
         self.draining = False
+        self.leaving = asyncio.Event()
+        """Clients are to go to another front."""
         self.access, self._routes, self.clock = access, routes, clock
         self._unary: dict[str, tuple[type, Callable[..., Awaitable[object]], type]] = {
             "QueryRoute": (QueryRouteRequest, self._query_route, QueryRouteResponse),
@@ -214,6 +220,8 @@ class FrontService:
     def _group(self, name: str) -> FrontGroup:
         group = self.groups.get(name)
         if group is None:
+            if self.draining:
+                raise CallFailed(Code.HA_NOT_AVAILABLE, "this front is stopping: use another one")
             if len(self.groups) >= self.options.max_groups:
                 raise CallFailed(Code.TOO_MANY_REQUESTS, f"this front has {self.options.max_groups} groups already")
             group = self.groups[name] = FrontGroup(name, self.options, self.clock, self.handing.serve)
@@ -227,13 +235,15 @@ class FrontService:
         topic = name_of(request.queue.topic if request.queue is not None else None, "topic")
         self.access.consume(client.user, group, topic)
         tags = tags_in(request.filter)
+        if self.handing.waiting_of(client.id) >= MAX_WAITING:
+            raise CallFailed(Code.TOO_MANY_REQUESTS, f"this client has {MAX_WAITING} receives open already")
         if client.group != group or client.tags.get(topic) != tags:
             await self._subscribe(client, group, {topic: tags})
         kept = self._group(group)
         invisible = None if request.auto_renew else _invisible(request)
         call = Receive(
             client, kept, topic, max(1, min(request.batch_size or 1, MAX_BATCH)), invisible,
-            request.attempt_id or "",
+            request.attempt_id or "", head.connection,
         )  # fmt: skip
         await self.handing.receive(call, _patience(head, request))
         if not call.hand_outs and kept.failure:
@@ -296,8 +306,10 @@ class FrontService:
     async def _look_after_all(self) -> None:
         for client in self.clients.gone(now=self.clock.now()):
             log.info("client %s is gone", client.name)
+        for lost in self.clients.alive.lost_connections(now=self.clock.now()):
+            self.handing.connection_lost(*lost)
         self.handing.tidy(self.clients.alive)
-        for name, group in list(self.groups.items()):
+        for name, group in [] if self.draining else list(self.groups.items()):
             tags, wanted = self.clients.tags_of(name), group.wanted
             group.want(Wanted(tags, wanted.ordered) if tags and wanted is not None else None)
             group.check()
@@ -322,16 +334,24 @@ class FrontService:
             ]
         )
 
-    async def drain(self, seconds: float) -> None:
-        """Hands nothing out any more, and waits for the decisions about what clients have."""
-        self.draining = self.handing.draining = True
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self.handing.all_decided()
+    async def drain(self) -> None:
+        """Hands nothing out any more and all queues over, and then sends the clients away.
 
-    async def close(self) -> None:
-        """Hands all queues over."""
-        await asyncio.gather(*(group.close() for group in self.groups.values()))
+        Each queue leaves as soon as nothing of it is with a client, so another front continues at once. The calls stay
+        open until then, because decisions must come to this front.
+        """
+        self.draining = self.handing.draining = True
+        await asyncio.gather(*(self._hand_over(group) for group in self.groups.values()))
+        self.leaving.set()
+        self.handing.answer_all()
+
+    async def _hand_over(self, group: FrontGroup) -> None:
+        """Queues without order have no lease, and do not wait for decisions by themselves."""
+        if group.wanted is not None and not group.wanted.ordered:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STOP_SECONDS):
+                    await self.handing.all_decided(group.name)
+        await group.close()
 
 
 def _invisible(request: ReceiveMessageRequest) -> Millis:
@@ -407,8 +427,22 @@ class _Telemetry:
             yield encode(TelemetryCommand(failed.status))
             return
         self._call = service.clients.alive.opened(client.id, self._head.connection, now=now)
-        async for body in self._messages:  # the next one is read when the client has taken the answer
+        messages = aiter(self._messages)
+        while (body := await self._next(messages)) is not None:  # read when the client has taken the last answer
             yield encode(await self._answer(client, body))
+        if service.leaving.is_set():
+            yield encode(TelemetryCommand(OK, reconnect=Nonce(secrets.token_hex(4))))
+
+    async def _next(self, messages: AsyncIterator[bytes]) -> bytes | None:
+        """What the client says next; None if it has ended, or is to go to another front."""
+        reading = asyncio.create_task(_first_of(messages))
+        leaving = asyncio.create_task(self._service.leaving.wait())
+        try:
+            await asyncio.wait({reading, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            return reading.result() if reading.done() else None
+        finally:
+            leaving.cancel()
+            reading.cancel()
 
     async def _answer(self, client: GrpcClient, body: bytes) -> TelemetryCommand:
         try:
@@ -424,3 +458,7 @@ class _Telemetry:
         if self._client is not None:
             now = self._service.clock.now()
             self._service.clients.alive.ended(self._client.id, self._call, broken=True, now=now)
+
+
+async def _first_of(messages: AsyncIterator[bytes]) -> bytes | None:
+    return await anext(messages, None)

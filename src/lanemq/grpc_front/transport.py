@@ -23,6 +23,8 @@ PING_EVERY_MS, PING_ANSWER_MS = 2_000, 3_000
 MAX_PENDING = 100_000
 """Calls that wait to be begun. gRPC refuses some of more than 1000 by default, and clients send those again, behind
 later ones: messages would be stored in another order than they were sent."""
+MAX_CALLS = 10_000
+"""Calls that one connection may have open. Some clients send more of them again, and so in another order."""
 MESSAGE_ROOM = 512 * 1024
 """Bytes that a request may have besides a body."""
 
@@ -48,6 +50,7 @@ class GrpcTransport:
                 ("grpc.max_receive_message_length", limit),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.max_metadata_size", 16 * 1024),
+                ("grpc.max_concurrent_streams", MAX_CALLS),
                 ("grpc.server.max_pending_requests", MAX_PENDING),
                 ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING),
                 ("grpc.so_reuseport", 0),
@@ -68,7 +71,7 @@ class GrpcTransport:
         return Address(listen.host, port)
 
     async def stop(self, seconds: float) -> None:
-        """Accepts no more calls, and waits so long for those that are under way."""
+        """Tells clients to connect elsewhere, accepts no more calls, and waits so long for those that are under way."""
         await self._server.stop(seconds)
 
     # calls

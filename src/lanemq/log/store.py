@@ -10,7 +10,7 @@ indexes, and one search thread. The log reads no clock: times are arguments.
 """
 
 import contextlib
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from lanemq.core.brokering.disk_space import Space
@@ -258,6 +258,20 @@ class Store:
             self._note_damaged(queue, got.damaged)
         status = ReadStatus.FOUND if got.count else ReadStatus.NO_MATCH
         return ReadResult(status, got.data, got.count, offset + got.scanned, first, end, sorted(damaged))
+
+    def left_out(
+        self, topic: str, queue_id: int, start: int, end: int, tag_filter: frozenset[int]
+    ) -> Iterator[list[int]]:
+        """The offsets in a range that a read with this filter leaves out: ascending, some in each step.
+
+        Raises `StillRebuilding` if an entry is lost and not rebuilt yet.
+        """
+        queue = self._queues.find(topic, queue_id)
+        first, last = self.bounds(topic, queue_id)
+        for offset in range(max(start, first), min(end, last) if queue else 0, _FILTER_SCAN):
+            assert queue is not None
+            entries = self._entries(queue, offset, min(_FILTER_SCAN, min(end, last) - offset))
+            yield [offset + i for i, entry in enumerate(entries) if entry[2] not in tag_filter and entry[1]]
 
     def _enough_entries(
         self, queue: QueueIndex, offset: int, count: int, max_bytes: int

@@ -40,6 +40,7 @@ EXTRAS: Final = {
     "plots": ("matplotlib>=3.9",),
     "otel": ("opentelemetry-api>=1.25",),
     "grpc": ("grpcio>=1.67",),
+    "reload": ("watchfiles>=1.1,<2",),
     "console": ("starlette>=0.40", "jinja2>=3.1", "uvicorn>=0.30", "python-multipart>=0.0.18"),
 }
 """The packages of each extra, as in `pyproject.toml`: an installed LaneMQ is where its sources may not be."""

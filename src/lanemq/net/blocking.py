@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeAlias, TypeVar
 
+from lanemq.forking import UNDERWAY, tell_now
 from lanemq.model.errors import (
     InvalidOption,
     LaneError,
@@ -119,6 +120,8 @@ class BlockingConnection:
 
     def request(self, command: Command, timeout: float = 3.0) -> Command:
         """Returns the reply, whatever its code. The connection is closed after an error."""
+        if UNDERWAY:
+            tell_now()
         frame = self._link.request(command, True)
         try:
             self._socket.settimeout(timeout)

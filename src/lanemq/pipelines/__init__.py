@@ -9,6 +9,8 @@ from lanemq.model.environment import install_extra
 from lanemq.model.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from lanemq.pipelines.batches import Batch as Batch
+    from lanemq.pipelines.batches import Runs as Runs
     from lanemq.pipelines.declare.files import load as load
     from lanemq.pipelines.operate.dead_letters import DeadLetterRecord as DeadLetterRecord
     from lanemq.pipelines.operate.dead_letters import DeadLetters as DeadLetters
@@ -22,14 +24,13 @@ if TYPE_CHECKING:
     from lanemq.pipelines.operate.state import state_table as state_table
     from lanemq.pipelines.pipeline import Pipeline as Pipeline
     from lanemq.pipelines.ports import Append as Append
-    from lanemq.pipelines.ports import Batch as Batch
     from lanemq.pipelines.ports import FileRows as FileRows
     from lanemq.pipelines.ports import Merge as Merge
     from lanemq.pipelines.ports import Results as Results
     from lanemq.pipelines.ports import RowFile as RowFile
     from lanemq.pipelines.ports import Rows as Rows
-    from lanemq.pipelines.ports import Runs as Runs
     from lanemq.pipelines.ports import Sink as Sink
+    from lanemq.pipelines.ports import SinkRun as SinkRun
     from lanemq.pipelines.ports import Stage as Stage
     from lanemq.pipelines.ports import TableRows as TableRows
     from lanemq.pipelines.running.failure import PipelineFailed as PipelineFailed
@@ -86,16 +87,19 @@ else:
                 "state_table",
             ),
             "lanemq.pipelines.pipeline": ("Pipeline",),
+            "lanemq.pipelines.batches": (
+                "Batch",
+                "Runs",
+            ),
             "lanemq.pipelines.ports": (
                 "Append",
-                "Batch",
                 "FileRows",
                 "Merge",
                 "Results",
                 "RowFile",
                 "Rows",
-                "Runs",
                 "Sink",
+                "SinkRun",
                 "Stage",
                 "TableRows",
             ),

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Final, Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -32,117 +32,9 @@ from pyspark.sql.types import (
 )
 
 from lanemq.files import StorePath, arrow_source
-from lanemq.model.errors import OrderError
+from lanemq.pipelines.batches import Batch, Runs
 from lanemq.pipelines.text_limits import TextLimit
 from lanemq.spark.versions import to_arrow_schema
-
-NUMBERS_PER_BATCH: Final = 1 << 20
-"""Batch numbers reserved for each Spark batch: its own, and those of the retry passes that follow it."""
-MAX_RUNS: Final = 1_000
-"""Runs that a checkpoint remembers. A sink that was last opened by an older run is assumed to belong to it."""
-
-_MARK_BITS: Final = 32
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """One unit of work that a sink applies once: a Spark batch or a retry pass."""
-
-    query: str
-    """The identity of the checkpoint; the same after every restart."""
-    number: int
-    """Grows with every unit of work, across restarts."""
-    epoch: int
-    """Grows with every start of the pipeline and is unique to the checkpoint: see `epoch_of_start`."""
-    name: str = field(default="", compare=False)
-    """The name of the pipeline, for messages only."""
-
-    @property
-    def spark_batch(self) -> int:
-        """The Spark batch that this is, or follows."""
-        return self.number // NUMBERS_PER_BATCH
-
-    @property
-    def retry_pass(self) -> int:
-        """0 for a Spark batch, else the ordinal of the retry pass that follows it."""
-        return self.number % NUMBERS_PER_BATCH
-
-    @property
-    def is_retry_pass(self) -> bool:
-        """Whether this is work without new messages: held lanes that are tried again."""
-        return self.retry_pass != 0
-
-    def __str__(self) -> str:
-        suffix = f" retry pass {self.retry_pass}" if self.is_retry_pass else ""
-        return f"{self.name or self.query} batch {self.spark_batch}{suffix} (epoch {run_name(self.epoch)})"
-
-
-def batch_number(spark_batch: int, retry_pass: int = 0) -> int:
-    """The number of a Spark batch, or of a retry pass that follows it."""
-    if not 0 <= retry_pass < NUMBERS_PER_BATCH:
-        raise ValueError(
-            f"retry pass {retry_pass} of batch {spark_batch}: a batch has at most {NUMBERS_PER_BATCH - 1} of them"
-        )
-    return spark_batch * NUMBERS_PER_BATCH + retry_pass
-
-
-def dead_letter_query(query: str) -> str:
-    """The query under which dead letters are written: the two sinks of a pipeline may share a ledger."""
-    return f"{query}-dead"
-
-
-def epoch_of_start(start: int, mark: int) -> int:
-    """The epoch of a pipeline start: its ordinal, followed by a random mark.
-
-    Two copies of a checkpoint count on from the same ordinal; the mark tells their epochs apart.
-    """
-    return start << _MARK_BITS | mark % (1 << _MARK_BITS)
-
-
-def start_of(epoch: int) -> int:
-    """The ordinal of the pipeline start encoded in `epoch`."""
-    return epoch >> _MARK_BITS or epoch
-
-
-def run_name(epoch: int) -> str:
-    """An epoch as messages show it."""
-    return str(start_of(epoch))
-
-
-@dataclass(frozen=True, slots=True)
-class Runs:
-    """The epochs of one checkpoint's runs, oldest first, the current one last.
-
-    With them a sink tells earlier runs of the same checkpoint from runs of a copy. A copy continues with the same query
-    and batch numbers but reads other messages, so each copy would take the other's batches for its own.
-
-    Invariant: only the copied checkpoint may keep writing to a sink that it has opened.
-    """
-
-    epochs: tuple[int, ...]
-
-    def with_next(self, epoch: int) -> "Runs":
-        return Runs((*self.epochs, epoch)[-MAX_RUNS:])
-
-    def includes(self, epoch: int) -> bool:
-        """Whether the epoch belongs to this checkpoint. Epochs without a mark are older than marks are."""
-        return epoch in self.epochs or start_of(epoch) == epoch or start_of(epoch) < start_of(self.epochs[0])
-
-    @property
-    def newest(self) -> int:
-        return self.epochs[-1] if self.epochs else 0
-
-    def text(self) -> str:
-        """The epochs for a file, one per line."""
-        return "\n".join(map(str, self.epochs))
-
-
-def read_runs(text: str) -> Runs:
-    """Parse what `Runs.text` returned; ValueError for anything else."""
-    lines: Sequence[str] = text.split()
-    if not lines:
-        raise ValueError("no epoch")
-    return Runs(tuple(map(int, lines)))
 
 
 class Rows(Protocol):
@@ -243,27 +135,9 @@ SEQUENCE, DELETED = "_sequence", "_deleted"
 KEPT = "_kept"
 """An optional column of rows to merge: a JSON list of the columns whose stored value must not change."""
 QUEUE = "_queue"
-"""An optional column of rows to merge: the queue of a row's last change, if the sequence is the offset in this queue.
-Offsets of two queues cannot be compared, so a sink refuses a batch that changes a row of another queue."""
-
-
-def changed_in_two_queues(key: Mapping[str, object], before: str, now: str, sequence: int | str) -> OrderError:
-    """The error for a row that two queues change, in one batch or in two.
-
-    `sequence`: of the change in queue `now`, that is its offset, or a position of the source followed by its offset.
-    """
-    row = ", ".join(f"{name}={value!r}" for name, value in key.items())
-    by_source, offset = isinstance(sequence, str), int(str(sequence).rpartition(" ")[2])
-    wanted = "more parts in sequence=, which differ" if by_source else "a position of the source as sequence="
-    topic, broker, number = now.rsplit("/", 2)
-    return OrderError(
-        f"the row {row} was changed in queue {before} and in queue {now}, and nothing says which change is newer; the "
-        f"last one in queue {now} is offset {offset}. The messages stay in the topic, so every start ends here, until "
-        f"you begin with a new table and a new checkpoint, with {wanted}, or leave the changes of one queue out with "
-        f"prepare=lambda messages: messages.where(\"NOT (topic = '{topic}' AND broker = '{broker}' AND queue_id = "
-        f"{number} AND queue_offset = {offset})\"). To avoid it, send a row's changes with one message key, so that "
-        f"they stay in one queue"
-    )
+"""An optional column of rows to merge: the queue of a row's last change. The sequence is then the offset in it, or a
+position of the source and this offset. A sink refuses a batch with a row that ties with one of another queue
+(`queue_ties.py`)."""
 
 
 OnQueueChange: TypeAlias = Literal["fail", "continue"]
@@ -362,12 +236,51 @@ class Stage(ABC):
         """Called when the sinks have the batch: files that only the sinks needed may be removed."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class SinkRun:
+    """A run of a pipeline, as it opens a sink."""
+
+    spark: SparkSession
+    query: str
+    """The name by which the sink knows the batches of this checkpoint."""
+    epoch: int
+    schema: StructType
+    """The columns of the rows."""
+    how: Append | Merge = Append()
+    runs: Runs | None = None
+    """The runs of the same checkpoint, so that the sink can refuse a copy of it. None: unknown, so every lower epoch is
+    taken for one of them."""
+    pipeline: str = ""
+    """The name of the pipeline, so that the sink can refuse another checkpoint of it. Empty: unknown, and the sink has
+    no owner."""
+    new_checkpoint: bool = False
+    """Whether the sink belongs to this checkpoint from now on, and no longer to the one before."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """The settings of Spark, which may say how a store is reached."""
+    columns: pa.Schema = None
+    """The columns as Arrow has them. In a merge all but the keys may be null, as in the row of a deletion."""
+
+    def __post_init__(self) -> None:
+        if self.columns is None:
+            keys = self.how.keys if isinstance(self.how, Merge) else ()
+            columns = arrow_schema(self.schema, keys, loose=isinstance(self.how, Merge))
+            object.__setattr__(self, "columns", columns)
+
+
+def arrow_schema(schema: StructType, keys: Sequence[str] = (), *, loose: bool = False) -> pa.Schema:
+    """The columns as Arrow types. `loose`: every column but the keys may be null, as in the row of a deletion."""
+    exact = to_arrow_schema(schema)
+    if not loose:
+        return exact
+    return pa.schema([field.with_nullable(field.name not in keys) for field in exact])
+
+
 class Sink(ABC):
     """Applies each batch once and refuses runs that were replaced. Base class for your own sinks."""
 
     all_at_once: bool = False
     """Whether after a crash the sink has all of a batch or nothing, and knows which. Only then a batch without dead
-    letters is written without a decision on disk first. Needs `applied_before_open`."""
+    letters is written without a decision on disk first. Needs `applied`."""
     appends_only: bool = False
     """Whether the sink cannot merge rows."""
     widens: bool = False
@@ -387,32 +300,21 @@ class Sink(ABC):
         """How messages name the sink."""
         return type(self).__name__
 
-    def accept_settings(self, settings: Mapping[str, str]) -> None:
-        """Called before anything else with the settings of Spark, which may say how a store is reached."""
+    def applied(self, query: str, settings: Mapping[str, str]) -> int | None:
+        """The highest batch number of the query that the sink has; None if it has none, or cannot know.
 
-    def accept_runs(self, runs: Runs) -> None:
-        """Called before `open` with the runs of this checkpoint, so that the sink can refuse a copied checkpoint."""
-
-    def accept_pipeline(self, name: str, *, new_checkpoint: bool) -> None:
-        """Called before `open` with the name of the pipeline, so that the sink can refuse another checkpoint of it.
-
-        `new_checkpoint`: the sink belongs to this checkpoint from now on, and no longer to the one before.
+        Called before and after `open`, also without Spark. Creates and changes nothing. `settings`: as in `SinkRun`.
         """
-
-    def applied_before_open(self, query: str) -> int | None:
-        """What `applied` would return for this query, without creating or changing anything. Called before `open`."""
-        raise NotImplementedError(f"{type(self).__name__} sets all_at_once, so it must implement applied_before_open")
+        if self.all_at_once:
+            raise NotImplementedError(f"{type(self).__name__} sets all_at_once, so it must implement applied")
+        return None
 
     @abstractmethod
-    def open(self, spark: SparkSession, query: str, epoch: int, schema: StructType, how: Append | Merge) -> None:
+    def open(self, run: SinkRun) -> None:
         """Called before the first batch of a run. From now on the sink refuses lower epochs with `SinkFenced`.
 
         Refuse here what would fail later: columns that do not fit the table, a table that is written another way.
         """
-
-    @abstractmethod
-    def applied(self) -> int | None:
-        """The highest batch number of this query that the sink has; None before the first."""
 
     @abstractmethod
     def write(self, rows: Rows, batch: Batch) -> bool:

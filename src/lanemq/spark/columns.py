@@ -15,7 +15,6 @@ the two.
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -35,6 +34,7 @@ from lanemq._fast import compiled
 from lanemq.model.errors import InvalidOption, RemoteProtocolError
 from lanemq.model.queue import MessageQueue
 from lanemq.spark.foreign_names import equivalent_column
+from lanemq.spark.options import OnDamaged
 from lanemq.spark.versions import to_arrow_schema
 from lanemq.wire.compression import decompress
 from lanemq.wire.properties import ENTRY_END, LANE_STAMP, NAME_END, PropertyName, decode_stamp
@@ -113,17 +113,6 @@ def check_schema(schema: StructType) -> StructType:
 def arrow_schema(schema: StructType) -> pa.Schema:
     """The Arrow schema of the record batches. Spark compares it exactly before it reads the first batch."""
     return to_arrow_schema(schema)
-
-
-class OnDamaged(StrEnum):
-    """Values of the option `onDamaged`: what to do with a message whose compressed body cannot be decompressed."""
-
-    FAIL = "fail"
-    """The query fails with an error that names the message. It fails again at every attempt and start."""
-    NULL = "null"
-    """The row's value is null."""
-    RAW = "raw"
-    """The row's value is the stored bytes, still compressed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,4 @@
-"""The lag of a streaming query, in messages and in seconds, from the progress that Spark reports.
-
-    spark.streams.addListener(LagListener(print, servers="localhost:9876"))
+"""The lag of a streaming query, in messages and in seconds, from the progress that Spark reports. Without PySpark.
 
 The lag in messages is the difference of two offsets in the progress. Ten messages may be a second or a week, so the age
 of the oldest unread message is read too, with one small pull per queue that is behind. If the broker does not answer,
@@ -10,17 +8,9 @@ the age is unknown; the query is not affected.
 import ast
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-
-from pyspark.sql.streaming.listener import (
-    QueryIdleEvent,
-    QueryProgressEvent,
-    QueryStartedEvent,
-    QueryTerminatedEvent,
-    StreamingQueryListener,
-)
 
 from lanemq.client.routing import BlockingRoutes
 from lanemq.client.security import security_of
@@ -29,13 +19,12 @@ from lanemq.model.errors import LaneError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.net.address import Address, parse_addresses
-from lanemq.net.security import Security, TlsOptions
+from lanemq.net.security import Security
 from lanemq.spark.offsets import Positions, from_json
 from lanemq.spark.options import DEFAULT_GROUP
-from lanemq.spark.read.partition_reader import QueueRange, RangeReader
+from lanemq.spark.read.range_reader import QueueRange, RangeReader
 from lanemq.spark.retrying import Retrying
 from lanemq.wire.record import RecordView, record_starts
-from lanemq.wire.signing import Credentials
 
 log = logging.getLogger(__name__)
 
@@ -141,48 +130,6 @@ class LagAges:
                 Retrying(Millis(0), self._clock), fail_on_data_loss=False, security=self._security
             )
         return self._readers[address]
-
-
-class LagListener(StreamingQueryListener):
-    """Reports the lag of every `lanemq` query of a session after each batch.
-
-    `report` is called with the query's name (its id if it has none) and the lag of its queues. It runs on Spark's
-    listener thread, so it should be fast. With `servers` the lag is also measured in seconds. `tls` and `credentials`
-    are those of every client; what is not given comes from the environment.
-    """
-
-    def __init__(
-        self,
-        report: Callable[[str, tuple[QueueLag, ...]], object],
-        servers: str | None = None,
-        *,
-        tls: TlsOptions | None = None,
-        credentials: Credentials | None = None,
-    ) -> None:
-        self._report = report
-        security = security_of(tls, credentials)
-        self._ages = LagAges(servers, security=security) if servers is not None else None
-
-    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
-        pass
-
-    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
-        progress = json.loads(event.progress.json)
-        queues = lag_of(progress)
-        if queues:
-            name = progress.get("name") or progress["id"]
-            self._report(name, self._ages.with_ages(queues) if self._ages is not None else queues)
-
-    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
-        pass
-
-    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
-        pass
-
-    def close(self) -> None:
-        """Closes its connections. Remove the listener from the session first."""
-        if self._ages is not None:
-            self._ages.close()
 
 
 def _of_sources(progress: Mapping[str, Any]) -> Iterator[QueueLag]:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from enum import StrEnum
 from typing import Final, TypeVar
 
 from lanemq.client.consumer.tag_filter import TagFilter, tag_filter
@@ -23,7 +24,6 @@ from lanemq.model.names import check_group, check_topic
 from lanemq.model.units import Millis, parse_duration, to_millis
 from lanemq.net.address import parse_addresses
 from lanemq.net.security import OPEN, Security, TlsOptions
-from lanemq.spark.columns import OnDamaged
 from lanemq.spark.foreign_names import equivalent_option
 from lanemq.spark.offsets import LimitKind, RangeLimit, parse_offsets, parse_timestamps
 from lanemq.wire.signing import Credentials
@@ -39,7 +39,7 @@ DEFAULT_MAX_DELAY: Final = Millis(900_000)
 """15 minutes, as in Spark's Kafka source."""
 DEFAULT_WAIT: Final = Millis(60_000)
 CHUNK_BYTES: Final = 768 * 1024
-"""Size of an Arrow batch before decoding. It is below a full pull response (`partition_reader.PULL_BYTES`), which is
+"""Size of an Arrow batch before decoding. It is below a full pull response (`range_reader.PULL_BYTES`), which is
 then passed on without copying. Larger: responses are copied together. Much smaller: the cost per batch dominates."""
 
 SPARK_OPTIONS: Final = frozenset({"path", "checkpointlocation", "queryname", "header"})
@@ -52,6 +52,17 @@ SECURITY_OPTIONS: Final = (
 
 SECRETS: Final = frozenset({"secretkey", "securitytoken"})
 """Options whose values must not appear in any text."""
+
+
+class OnDamaged(StrEnum):
+    """Values of the option `onDamaged`: what to do with a message whose compressed body cannot be decompressed."""
+
+    FAIL = "fail"
+    """The query fails with an error that names the message. It fails again at every attempt and start."""
+    NULL = "null"
+    """The row's value is null."""
+    RAW = "raw"
+    """The row's value is the stored bytes, still compressed."""
 
 
 @dataclass(frozen=True, slots=True)

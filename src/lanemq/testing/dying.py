@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import StructType
 
 from lanemq.files import StorePath
-from lanemq.pipelines.ports import Append, Batch, Merge, QueueEnds, Results, Rows, Runs, Sink, Stage
+from lanemq.pipelines.batches import Batch
+from lanemq.pipelines.ports import QueueEnds, Results, Rows, Sink, SinkRun, Stage
 from lanemq.pipelines.text_limits import TextLimit
 
 VARIABLE: Final = "LANEMQ_DIE_AT"
@@ -133,26 +133,14 @@ class DyingSink(Sink):
     def __str__(self) -> str:
         return str(self._sink)
 
-    def accept_settings(self, settings: Mapping[str, str]) -> None:
-        self._sink.accept_settings(settings)
+    def applied(self, query: str, settings: Mapping[str, str]) -> int | None:
+        return self._sink.applied(query, settings)
 
-    def accept_runs(self, runs: Runs) -> None:
-        self._sink.accept_runs(runs)
-
-    def accept_pipeline(self, name: str, *, new_checkpoint: bool) -> None:
-        self._sink.accept_pipeline(name, new_checkpoint=new_checkpoint)
-
-    def applied_before_open(self, query: str) -> int | None:
-        return self._sink.applied_before_open(query)
-
-    def open(self, spark: SparkSession, query: str, epoch: int, schema: StructType, how: Append | Merge) -> None:
-        self._sink.open(spark, query, epoch, schema, how)
+    def open(self, run: SinkRun) -> None:
+        self._sink.open(run)
 
     def text_limits(self) -> tuple[TextLimit, ...]:
         return self._sink.text_limits()
-
-    def applied(self) -> int | None:
-        return self._sink.applied()
 
     def write(self, rows: Rows, batch: Batch) -> bool:
         fresh = self._sink.write(rows, batch)

@@ -2,7 +2,7 @@
 
 from msgspec import field
 
-from lanemq.model.log_marks import SeenLog
+from lanemq.model.log_marks import LogMark, SeenLog
 from lanemq.wire.bodies import Body
 
 
@@ -21,6 +21,8 @@ class ParkBody(Body):
     """With `failed`: the offset of a message of the lane that failed; everything before it is finished."""
     reason: str = ""
     attempts: int = 0
+    last: LogMark | None = None
+    """The last of these messages, for a coordinator, which compares logs."""
 
 
 class ParkAnswer(Body):

@@ -85,6 +85,15 @@ def test_offsets_are_found_by_time(clocked: RunningBroker) -> None:
     assert search(WALL + 1_500, "UPPER") == "1"
 
 
+def test_a_topic_that_rocketmqs_tools_create_for_ordered_messages_is_ordered(clocked: RunningBroker) -> None:
+    raw = clocked.connect()
+    raw.create("Fifo", 8, order="false", attributes="+message.type=FIFO")
+    raw.create("Normal", 8, order="false", attributes="+message.type=NORMAL")
+    routes = [msgspec.json.decode(raw.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic}).body)
+              for topic in ("Fifo", "Normal")]  # fmt: skip
+    assert [route.get("orderTopicConf") for route in routes] == ["lanemq:8", None]
+
+
 @pytest.mark.row("A1")
 @pytest.mark.row("A5")
 def test_globally_ordered_topic_has_one_queue(clocked: RunningBroker) -> None:

@@ -22,8 +22,10 @@ from lanemq.broker import runtime_info
 from lanemq.broker.monitor import catalogue, figures, health
 from lanemq.broker.monitor.catalogue import CATALOGUE
 from lanemq.broker.monitor.health import Phase, hung
+from lanemq.client.admin.watching import WatchAdmin
 from lanemq.model.errors import InvalidOption
 from lanemq.model.figures import Kind, MetricSample
+from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.net import loop_slices
 from lanemq.net.address import Address
@@ -67,6 +69,10 @@ def busy(start: Start, authority: Authority) -> RunningBroker:
     owner.park(4, key="held", held=True)
     owner.raw.create("%DLQ%g", 1)
     owner.raw.send("%DLQ%g", queue=0)
+    with WatchAdmin(str(running.broker.address)) as admin:
+        admin.report("query", MessageQueue("T", "lanemq", 0), QueueOffset(1))
+        groups, _ = admin.describe_groups()
+        assert {each.group: each.reported for each in groups}.items() >= {("g", False), ("query", True)}
     running.clock.passed += 7_000
     return running
 
@@ -107,6 +113,7 @@ def test_the_values_are_true(busy: RunningBroker) -> None:
         ("lanemq_lane_messages", ("T", "g", "held")): 1,
         ("lanemq_dead_letters", ("g",)): 1,
         ("lanemq_group_members", ("g",)): 1,
+        ("lanemq_group_reported", ("query",)): 1,
         ("lanemq_lease_changes_total", ("granted",)): 1,
         ("lanemq_connections", ()): 2,
         ("lanemq_ready", ()): 1,

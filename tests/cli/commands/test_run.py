@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from click.testing import CliRunner
 from tests.client.consumer.with_broker import wait_for
 
 from lanemq import Producer
-from lanemq.cli.commands.run import Supervisor, differing, load_app, python_files, syntax_problem
+from lanemq.cli.commands.run import Supervisor, changed_files, load_app, syntax_problem
 from lanemq.cli.main import main
 from lanemq.cli.options import WrongUsage
 from lanemq.testing.embedded import EmbeddedBroker
@@ -115,18 +116,21 @@ def test_an_error_in_the_module_is_shown_without_the_frames_of_the_command(tmp_p
     assert result.stderr.splitlines()[-2:] == last
 
 
-def test_changes_of_python_files_are_seen(tmp_path: Path) -> None:
-    for name in ("a.py", "pack/b.py", "c.txt", ".hidden/d.py", "env/pyvenv.cfg", "env/lib/e.py", "node_modules/f.py"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
-    before = dict(python_files(tmp_path))
-    assert {path.name for path in before} == {"a.py", "b.py"}
-    assert differing(before, dict(python_files(tmp_path))) == []
-    os.utime(tmp_path / "a.py", ns=(1, 1))
-    assert differing(before, dict(python_files(tmp_path))) == [tmp_path / "a.py"]
+def test_changes_of_python_files_are_seen_and_no_others(tmp_path: Path) -> None:
+    folders = ("pack", ".venv", "node_modules")
+    for name in folders:
+        (tmp_path / name).mkdir()
+    stop = threading.Event()
+    changes = changed_files(tmp_path, stop)
+    assert next(changes) == [], "nothing changed, and the workers are looked after"
+    for path in ("c.txt", ".venv/e.py", "node_modules/f.py", "pack/b.py"):
+        (tmp_path / path).touch()
+    seen = next(found for found in changes if found)
+    assert seen == [tmp_path / "pack" / "b.py"]
     (tmp_path / "pack" / "b.py").unlink()
-    os.utime(tmp_path / "a.py", ns=(before[tmp_path / "a.py"],) * 2)
-    assert differing(before, dict(python_files(tmp_path))) == [tmp_path / "pack" / "b.py"]
+    assert next(found for found in changes if found) == [tmp_path / "pack" / "b.py"]
+    stop.set()
+    assert list(changes) == []
 
 
 def test_a_syntax_error_is_found_before_workers_are_replaced(tmp_path: Path) -> None:
@@ -296,4 +300,7 @@ def test_workers_whose_monitor_is_taken_end_with_one_sentence(broker: EmbeddedBr
         words = [sys.executable, "-m", "lanemq.cli.main", "run", "shop_app:app", "--workers", "2"]
         done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == f"Error: monitor='{address}': cannot listen there: Address already in use"
+    assert done.stderr.splitlines()[-1] == (
+        f"Error: cannot listen on {address}: another program uses this port: stop it, or choose another port with "
+        "monitor="
+    )

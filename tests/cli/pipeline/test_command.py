@@ -20,8 +20,8 @@ from lanemq.client.producer.producer import Producer
 from lanemq.model.environment import install_extra
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
+from lanemq.pipelines.batches import batch_number
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint, SparkLog
-from lanemq.pipelines.ports import batch_number
 from lanemq.pipelines.running import program
 from lanemq.spark.offsets import Bounds
 from lanemq.spark.read.brokers import Brokers

@@ -11,7 +11,7 @@ from tests.cli.conftest import Run
 from lanemq.cli.errors import CliError
 from lanemq.cli.server.broker import broker as broker_command
 from lanemq.cli.server.console import console, console_options
-from lanemq.cli.server.up import UpParts, announce, up
+from lanemq.cli.server.up import UpParts, _start_pipeline, announce, up
 from lanemq.console.settings import ConsoleSettings
 from lanemq.testing import EmbeddedBroker
 
@@ -24,17 +24,16 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[ConsoleSettings]:
     return found
 
 
-def test_settings_name_the_context_the_variable_and_the_flag_that_they_came_from(
+def test_settings_name_the_variable_and_the_flag_that_they_came_from(
     run: Run, broker: EmbeddedBroker, served: list[ConsoleSettings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start = ("console", "--listen", "127.0.0.1:0")
     assert run(*start).exit_code == 0  # the fixture sets LANEMQ_SERVER
     assert run(*start, "--server", broker.address).exit_code == 0
     monkeypatch.delenv("LANEMQ_SERVER")
-    run("context", "set", "prod", "--server", broker.address)
     assert run(*start, "--every", "3s").exit_code == 0
-    assert [each.server for each in served] == [broker.address] * 3
-    assert [each.origins["server"] for each in served] == ["environment LANEMQ_SERVER", "command line", "context prod"]
+    assert [each.server for each in served] == [broker.address] * 2 + ["localhost:9876"]
+    assert [each.origins["server"] for each in served] == ["environment LANEMQ_SERVER", "command line", "default"]
     assert {name: served[2].origins[name] for name in ("listen", "every", "history")} == {
         "listen": "command line", "every": "command line", "history": "default",
     }  # fmt: skip
@@ -69,7 +68,7 @@ def parts_of(words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> dict[str,
     found: dict[str, click.Context] = {}
     commands = {"broker": broker_command, "console": console}
 
-    def start(self: UpParts, name: str, module: str, command: str, *arguments: str) -> None:
+    def start(self: UpParts, name: str, module: str, command: str, *arguments: str, **_: object) -> None:
         found[name] = commands[command].make_context(command, list(arguments))
         if name == "console":
             raise Started
@@ -157,6 +156,33 @@ def test_up_names_the_signal_that_ended_a_part_and_not_the_last_line_of_its_log(
     parts.running["broker"].wait()
     with pytest.raises(CliError, match=r"the broker was ended by SIGKILL; its log is .*broker\.log"):
         parts.check()
+    parts.stop()
+
+
+def test_the_end_of_the_demonstrations_pipeline_is_reported_and_stops_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = UpParts(tmp_path, optional={"pipeline"})
+    parts.start("pipeline", "timeit", "-n", "1", "-r", "1", "pass")
+    parts.running["pipeline"].wait()
+    parts.log("pipeline").write_text("Error: this Java is too old\n")
+    parts.check()
+    parts.check()
+    said = "the pipeline ended: this Java is too old; everything else keeps running\n"
+    assert (capsys.readouterr().out, parts.running) == (said, {})
+    parts.stop()
+
+
+@pytest.mark.parametrize(("spark", "java"), [(True, ""), (False, "/java")])
+def test_without_spark_or_java_the_demonstration_says_why_it_has_no_pipeline(
+    spark: bool, java: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("lanemq.cli.server.up.find_spec", lambda name: object() if spark else None)
+    monkeypatch.setattr("lanemq.cli.server.up.shutil.which", lambda name: None)
+    monkeypatch.setenv("JAVA_HOME", java)
+    parts = UpParts(tmp_path)
+    assert _start_pipeline(parts, "127.0.0.1:1", tmp_path) == []
+    assert (parts.running, "the extra spark, and Java 17" in capsys.readouterr().out) == ({}, True)
     parts.stop()
 
 

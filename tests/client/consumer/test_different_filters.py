@@ -1,13 +1,17 @@
 """Members of one group that read a topic with different tags, with a real broker and default settings."""
 
+import signal
+import subprocess
+import sys
 import threading
 
 import pytest
 from tests.broker.raw_client import RawClient, heartbeat
-from tests.client.consumer.with_broker import Inbox, wait_for
+from tests.client.consumer.with_broker import WAIT, Inbox, wait_for
 
 from lanemq.client.admin.admin import Admin
 from lanemq.client.consumer.app import App
+from lanemq.client.consumer.pull_consumer import PullConsumer
 from lanemq.client.consumer.turns.handler import Retry
 from lanemq.client.message import Message
 from lanemq.client.producer.producer import Producer
@@ -175,6 +179,75 @@ def test_a_skipped_message_does_not_come_back_behind_newer_ones_of_its_key(broke
             with member(broker, topic, "a || b", new):
                 producer.send(topic, 3, key=key, tag="b")
                 assert set(new.wait(2)) == {("a", 0), ("b", 3)}, "the key that waited, and what was sent since"
+
+
+KILLED_IN_HANDLER = """
+import os, signal, sys
+from lanemq import App
+from lanemq.client.consumer.turns.handler import Retry
+
+address, topic, group, tags = sys.argv[1:]
+app = App(address, group=group)
+
+@app.ordered(topic, tags=tags)
+def on_event(event: int) -> None:
+    if event == 0:
+        raise Retry(after=60)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+app.run()
+"""
+"""A member that is killed before it has reported anything."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("waiting", [True, False])
+def test_what_a_killed_member_left_out_does_not_come_back_behind_newer_messages_of_its_key(
+    broker: EmbeddedBroker, topic: str, waiting: bool
+) -> None:
+    """With and without a key that waits before it, at which the committed offset would stay."""
+    new, group = Inbox(), f"g-{topic}"
+    with Producer(broker.address) as producer:
+        with member(broker, topic, "a", Inbox()):  # the group has an offset in the queue
+            queue = producer.send(topic, -1, key="waits", tag="a").queue
+            with PullConsumer(broker.address, group=group) as reader:
+                wait_for(lambda: reader.committed(queue))
+        producer.send(topic, 0, key="waits", tag="a" if waiting else "z")
+        key = next(key for key in map(str, range(100)) if producer.send(topic, 0, key=key, tag="z").queue == queue)
+        producer.send(topic, 1, key=key, tag="b")
+        producer.send(topic, 2, key=key, tag="a")
+        killed = subprocess.run(
+            [sys.executable, "-c", KILLED_IN_HANDLER, str(broker.address), topic, group, "a"], timeout=WAIT, check=False
+        )
+        assert killed.returncode == -signal.SIGKILL
+        with member(broker, topic, "a || b", new):
+            producer.send(topic, 3, key=key, tag="b")
+            got = new.wait(3 if waiting else 2)
+        assert got.index(("a", 2)) < got.index(("b", 3))
+        assert set(got) == {("a", 2), ("b", 3)} | ({("a", 0)} if waiting else set()), "1 was passed when 2 arrived"
+
+
+@pytest.mark.slow
+def test_what_a_killed_member_left_out_is_known_after_a_restart_of_the_broker(topic: str) -> None:
+    """It is finished, and stored, as soon as the connection is lost."""
+    new, group = Inbox(), f"g-{topic}"
+    with EmbeddedBroker() as broker, Producer(broker.address, create=[topic]) as producer:
+        with member(broker, topic, "a", Inbox()), PullConsumer(broker.address, group=group) as reader:
+            queue = producer.send(topic, 0, key="k", tag="a").queue
+            wait_for(lambda: reader.committed(queue))
+        passed = producer.send(topic, 1, key="k", tag="b").offset
+        producer.send(topic, 2, key="k", tag="a")
+        killed = subprocess.run(
+            [sys.executable, "-c", KILLED_IN_HANDLER, str(broker.address), topic, group, "a"], timeout=WAIT, check=False
+        )
+        assert killed.returncode == -signal.SIGKILL
+        with PullConsumer(broker.address, group=group) as reader:
+            wait_for(lambda: reader.committed(queue) == passed + 1)
+        broker.stop()
+        broker.restart()
+        with member(broker, topic, "a || b", new):
+            producer.send(topic, 3, key="k", tag="b")
+            assert new.wait(2) == [("a", 2), ("b", 3)]
 
 
 def test_members_of_which_neither_reads_all_of_the_other_are_refused_with_the_way_out(

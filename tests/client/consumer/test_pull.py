@@ -226,6 +226,23 @@ def test_a_failed_pull_is_tried_again_from_the_same_offset_after_a_pause() -> No
     assert run_virtual(main) == [(0, 0), (1_000, 0), (2_000, 0)]
 
 
+def test_after_a_failed_pull_the_member_looks_soon_where_the_broker_is() -> None:
+    """A new master may be in the routes only after the round that followed the lost connection. The next one would come
+    20 s later."""
+
+    async def main() -> list[int]:
+        broker = FakeBroker([queue(0)])
+        async with member(broker, "me", Seen()):
+            await asyncio.sleep(5)
+            broker.faults.append(lambda _, name, __: no_answer() if name == "pull" else None)
+            broker.store(queue(0), record(0))
+            await asyncio.sleep(5)
+        return [at for at, *_ in broker.what("members") if at > 5_000]
+
+    looks = run_virtual(main)
+    assert looks[:3] == [5_500, 6_500, 7_500]
+
+
 def test_a_moved_offset_waits_for_the_running_handler_before_it_is_used() -> None:
     """The broker has deleted the messages at the offset: the member continues where the broker says."""
 

@@ -9,9 +9,9 @@ from tests.client.consumer.with_broker import wait_for
 from lanemq import App, DeadLetter, HoldKey, Producer, ToDeadLetter
 from lanemq.client.admin.dead_letters import read_dead_letters
 from lanemq.client.admin.parked import ParkedAdmin
-from lanemq.client.consumer.turns.frames import MAX_FRAMES, where_raised
 from lanemq.client.consumer.turns.handler import describe_with_place
 from lanemq.core.consuming.lane_queue import REASON_CHARS
+from lanemq.model.where_raised import MAX_FRAMES, where_raised
 from lanemq.testing import EmbeddedBroker
 
 HERE = f"consumer/{Path(__file__).name}"

@@ -16,6 +16,7 @@ from lanemq.core.brokering.queue_progress import (
     Commit,
     CommitKind,
     Committed,
+    FilteredRead,
     Ignored,
     Parked,
     QueueProgress,
@@ -263,6 +264,36 @@ def test_after_a_restart_nothing_beyond_the_end_of_a_queue_is_finished(
     progress = at_ten_with_finished()
     progress.cut(end, clean=clean)
     assert (progress.offset, finished(progress)) == (offset, left)
+
+
+@pytest.mark.parametrize(
+    ("left_out", "offset", "finished"),
+    [
+        ((), 10, [(12, 14)]),
+        ((10, 11), 14, []),
+        ((11, 15), 10, [(11, 14), (15, 16)]),
+        ((10, 16), 11, [(12, 14), (16, 17)]),
+    ],
+)
+def test_what_the_former_owner_left_out_is_finished_for_the_next_one(
+    left_out: tuple[int, ...], offset: int, finished: list[tuple[int, int]]
+) -> None:
+    progress = new()
+    commit(progress, 10, finished=FinishedRanges.of([(12, 14)]))
+    progress.leave_out(left_out)
+    assert progress.offset == offset
+    assert FinishedRanges.decode(progress.finished, offset).ranges() == finished
+
+
+def test_after_a_reset_nothing_was_left_out() -> None:
+    """What the offset went back to is to be run, by an owner with more tags too."""
+    progress = at_ten()
+    progress.filtered = FilteredRead("m", Epoch(1), frozenset({1}), 20)
+    reset(progress, 5)
+    assert progress.filtered is None
+    progress.filtered = FilteredRead("m", Epoch(1), frozenset({1}), 20)
+    progress.rewind(3, owned=True)
+    assert progress.filtered is None
 
 
 def test_finished_ranges_that_an_owner_does_not_know_are_forgotten() -> None:

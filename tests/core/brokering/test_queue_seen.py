@@ -4,7 +4,7 @@ from itertools import pairwise
 
 from lanemq.core.brokering.progress_table import ProgressTable
 from lanemq.core.brokering.queue_progress import CommitKind, QueueProgress
-from lanemq.core.brokering.queue_seen import MAX_MARKS, QueueSeen, SavedSeen
+from lanemq.core.brokering.queue_seen import MAX_MARKS, MAX_PRODUCERS, QueueSeen, SavedSeen, most_producers
 from lanemq.core.finished_ranges import FinishedRanges
 from lanemq.core.lane_status import Failure
 from lanemq.model.log_marks import LastStamp, LogMark, SeenLog, differs
@@ -119,3 +119,29 @@ def test_an_owner_that_has_not_noticed_gets_a_reset() -> None:
     rewound = progress()
     rewound.rewind(5, owned=True)
     assert (rewound.offset, rewound.finished, rewound.tell_reset()) == (5, "", True)
+
+
+def reports(table: ProgressTable, queue: int, producers: range) -> int:
+    """Commits with stamps of these producers; how many stamps the queue has then."""
+    stamps = tuple(stamp(1, number, f"p{number}") for number in producers)
+    progress = table.at("g", MessageQueue("t", "b", queue))
+    progress.commit(QueueOffset(1), kind=CommitKind.FORWARD, seen=SeenLog(stamps=stamps))
+    assert progress.seen is not None
+    return len(progress.seen.stamps)
+
+
+def test_the_stamps_of_all_queues_are_bounded_together_and_the_longest_silent_producers_go() -> None:
+    table = ProgressTable(serial=1)
+    assert reports(table, 0, range(MAX_PRODUCERS)) == MAX_PRODUCERS
+    for queue in range(1, 1_000):
+        reports(table, queue, range(0))
+    assert reports(table, 0, range(5, 6)) == 250
+    seen = table.at("g", MessageQueue("t", "b", 0)).seen
+    assert seen is not None
+    assert {each.producer for each in seen.stamps} == {
+        "p5",
+        *(f"p{n}" for n in range(MAX_PRODUCERS - 249, MAX_PRODUCERS)),
+    }
+    assert len(seen.take_unsaved().gone) == MAX_PRODUCERS - 250
+    table.forget_topic("t")
+    assert (table.queues, most_producers(table.queues), most_producers(10**6)) == (0, MAX_PRODUCERS, 16)

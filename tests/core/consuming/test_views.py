@@ -56,7 +56,8 @@ def test_a_lane_is_ready_as_soon_as_its_hold_is_over() -> None:
 def test_a_parked_lane_is_shown_as_parked() -> None:
     scheduler = laid(HoldKey(retries=0, then=Park(at_broker=False)))
     scheduler.finish(begin(scheduler), FAILED, now=NOW)
-    assert seen(scheduler, "a").state is LaneActivity.PARKED
+    view = seen(scheduler, "a")
+    assert (view.state, view.head, view.attempts) == (LaneActivity.PARKED, 0, 1)
 
 
 def test_with_order_by_queue_every_key_shows_the_one_lane() -> None:

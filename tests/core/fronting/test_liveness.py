@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lanemq.core.fronting.liveness import RECONNECT_MS, SILENT_MS, Clients
+from lanemq.core.fronting.liveness import NOTICED_MS, RECONNECT_MS, SILENT_MS, Clients, LostConnection
 from lanemq.model.units import Millis
 
 
@@ -61,6 +61,37 @@ def test_a_lost_connection_is_noticed_whichever_of_its_calls_ends_first() -> Non
         for call, how in zip(calls, broken, strict=True):
             clients.ended("c", call, broken=how, now=at(100))
         assert clients.gone(now=at(100 + RECONNECT_MS)) == ["c"]
+
+
+def test_a_lost_connection_of_a_client_that_is_there_is_told_once() -> None:
+    clients = Clients()
+    old = clients.opened("c", "here:1", now=at(0))
+    clients.ended("c", old, broken=True, now=at(9000))
+    clients.opened("c", "here:2", now=at(9001))
+    assert clients.lost_connections(now=at(9000 + RECONNECT_MS - 1)) == [], "it may repeat its call"
+    lost = LostConnection("c", "here:1", at(9000 - NOTICED_MS))
+    assert clients.lost_connections(now=at(9000 + RECONNECT_MS)) == [lost]
+    assert clients.lost_connections(now=at(9000 + RECONNECT_MS)) == []
+
+
+def test_a_connection_without_an_open_call_may_be_lost_when_its_client_uses_another_one() -> None:
+    clients = Clients()
+    old = clients.opened("c", "here:1", now=at(0))
+    clients.ended("c", old, broken=False, now=at(1000))
+    clients.opened("c", "here:2", now=at(3000))
+    lost = clients.lost_connections(now=at(3000 + RECONNECT_MS))
+    assert [each.connection for each in lost] == ["here:1"]
+    both = clients.opened("c", "here:3", now=at(5000))
+    clients.ended("c", both, broken=False, now=at(5001))
+    assert clients.lost_connections(now=at(9000)) == [], "calls are open on the second one"
+
+
+def test_a_client_that_calls_again_on_a_connection_has_not_lost_it() -> None:
+    clients = Clients()
+    only = clients.opened("c", "here:1", now=at(0))
+    clients.ended("c", only, broken=True, now=at(100))
+    clients.seen("c", now=at(200), connection="here:1")
+    assert clients.lost_connections(now=at(100 + RECONNECT_MS)) == []
 
 
 def test_a_client_with_an_open_call_may_be_silent_and_another_not() -> None:

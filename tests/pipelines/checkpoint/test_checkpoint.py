@@ -13,6 +13,15 @@ import pytest
 
 from lanemq.model.errors import CheckpointInUse, InvalidOption, StateLost, UsageError
 from lanemq.model.queue import MessageQueue
+from lanemq.pipelines.batches import (
+    MAX_RUNS,
+    NUMBERS_PER_BATCH,
+    Runs,
+    batch_number,
+    epoch_of_start,
+    read_runs,
+    start_of,
+)
 from lanemq.pipelines.checkpoint.checkpoint import (
     Checkpoint,
     CheckpointLock,
@@ -21,7 +30,6 @@ from lanemq.pipelines.checkpoint.checkpoint import (
     holder_of,
     identity_of,
 )
-from lanemq.pipelines.ports import MAX_RUNS, NUMBERS_PER_BATCH, Runs, batch_number, epoch_of_start, read_runs, start_of
 
 HOLD = """
 import sys

@@ -30,10 +30,11 @@ from lanemq.pipelines import (
     SqliteSink,
     Transitions,
 )
+from lanemq.pipelines.batches import Batch, batch_number
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint, stage_folder
 from lanemq.pipelines.checkpoint.decisions import Decisions
 from lanemq.pipelines.operate.parked import show
-from lanemq.pipelines.ports import DEAD_LETTER_SCHEMA, Append, Batch, FileRows, Results, RowFile, batch_number
+from lanemq.pipelines.ports import DEAD_LETTER_SCHEMA, Append, FileRows, Results, RowFile, SinkRun
 from lanemq.pipelines.running.batch_processor import BatchProcessor
 from lanemq.pipelines.running.effect_history import EffectHistory
 from lanemq.pipelines.stages.transitions.operator_requests import request_redrive
@@ -353,7 +354,7 @@ def test_dead_letters_decided_by_an_older_version_can_be_written(tmp_path: Path)
     found = Decisions(tmp_path / "decided").make(Batch("orders", NUMBER, 1), made, END)
     assert found.dead_letters is not None
     sink = ParquetSink(tmp_path / "dead")
-    sink.open(None, "orders-dead", 1, DEAD_LETTER_SCHEMA, Append())  # type: ignore[arg-type]
+    sink.open(SinkRun(None, "orders-dead", 1, DEAD_LETTER_SCHEMA, Append()))  # type: ignore[arg-type]
     assert sink.write(found.dead_letters, Batch("orders-dead", NUMBER, 1))
     (written,) = (tmp_path / "dead").rglob("*.parquet")
     (row,) = pq.ParquetFile(written).read().to_pylist()

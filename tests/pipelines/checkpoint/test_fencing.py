@@ -12,11 +12,12 @@ from pyspark.sql.types import LongType, StructField, StructType
 from lanemq.files import StorePath, write_durably
 from lanemq.files.objects import ObjectPath
 from lanemq.model.errors import SinkFenced, StateLost
+from lanemq.pipelines.batches import Batch, batch_number
 from lanemq.pipelines.checkpoint import fencing
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint, epoch_of, holder_of, identity_of
 from lanemq.pipelines.checkpoint.decisions import Decisions
 from lanemq.pipelines.checkpoint.fencing import read_fenced, remove_fenced
-from lanemq.pipelines.ports import Batch, Results, TableRows, batch_number
+from lanemq.pipelines.ports import Results, TableRows
 
 
 class Died(Exception):

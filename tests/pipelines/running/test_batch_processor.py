@@ -13,8 +13,9 @@ from tests.pipelines.fakes import FakeSink, FakeStage, rows_of
 
 from lanemq.checker.command import check
 from lanemq.model.errors import InvalidOption, SinkFenced, StateLost
+from lanemq.pipelines.batches import Batch, batch_number, start_of
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
-from lanemq.pipelines.ports import Batch, Results, batch_number, start_of
+from lanemq.pipelines.ports import Results, SinkRun
 from lanemq.pipelines.running.batch_processor import BatchProcessor
 from lanemq.pipelines.running.effect_history import EffectHistory
 
@@ -128,7 +129,7 @@ def test_a_crash_before_the_sinks_commit_repeats_the_batch(fixture: ProcessorFix
 
 def test_a_run_that_was_replaced_cannot_write(fixture: ProcessorFixture) -> None:
     old = fixture.start()
-    fixture.sink.open(None, fixture.sink.query, 99 << 32, fixture.stage.schema, fixture.stage.how)
+    fixture.sink.open(SinkRun(None, fixture.sink.query, 99 << 32, fixture.stage.schema, fixture.stage.how))
     with pytest.raises(SinkFenced):
         batch(old, 5)
     fixture.sink.opened -= 1
@@ -276,7 +277,7 @@ def test_a_due_retry_pass_follows_the_last_batch_that_is_done(fixture: Processor
 def test_sinks_are_given_the_runs_of_the_checkpoint(fixture: ProcessorFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[tuple[int, ...]] = []
     for sink in (fixture.sink, fixture.dead):
-        monkeypatch.setattr(sink, "accept_runs", lambda runs: given.append(runs.epochs))
+        monkeypatch.setattr(sink, "open", lambda run: given.append(run.runs.epochs))
     fixture.start()
     (one, two), (checkpoint, _) = given, fixture.held[0]
     assert one == two

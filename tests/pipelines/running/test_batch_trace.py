@@ -12,8 +12,9 @@ from tests.pipelines.fakes import FakeSink, FakeStage, rows_of
 
 from lanemq import trace_batches
 from lanemq.model.queue import MessageQueue
+from lanemq.pipelines.batches import Batch
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
-from lanemq.pipelines.ports import Batch, Results
+from lanemq.pipelines.ports import Results
 from lanemq.pipelines.running.batch_processor import BatchProcessor
 from lanemq.pipelines.running.batch_trace import BatchTracing, PlannedBatch, ProcessBatch, ranges_between
 from lanemq.pipelines.running.effect_history import EffectHistory

@@ -6,7 +6,8 @@ from pathlib import Path
 import pyarrow as pa
 from tests.pipelines.fakes import SCHEMA
 
-from lanemq.pipelines.ports import Batch, Results, TableRows
+from lanemq.pipelines.batches import Batch
+from lanemq.pipelines.ports import Results, TableRows
 from lanemq.pipelines.running.effect_history import EffectHistory
 
 

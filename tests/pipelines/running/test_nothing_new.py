@@ -18,8 +18,9 @@ from lanemq.client.admin.admin import Admin
 from lanemq.client.producer.producer import Producer
 from lanemq.files import remove_tree
 from lanemq.pipelines import DeltaSink, ForeachSink, LastState, Pipeline, Project, Topic, Transitions
+from lanemq.pipelines.batches import Batch, batch_number
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
-from lanemq.pipelines.ports import Append, Batch, FileRows, Results, Stage, batch_number
+from lanemq.pipelines.ports import Append, FileRows, Results, SinkRun, Stage
 from lanemq.pipelines.running import program
 from lanemq.spark.offsets import to_json
 from lanemq.spark.read.brokers import Brokers
@@ -57,7 +58,7 @@ class Place:
             positions = {queue: bounds.end for queue, bounds in brokers.bounds().items()}
             end = to_json(positions, brokers.created, stored=brokers.stored)
         (self.checkpoint / "offsets" / "2").write_text(f"v1\n{{}}\n{json.dumps(end)}")
-        sink.open(None, held.query, held.epoch, ROWS, Append())  # type: ignore[arg-type]
+        sink.open(SinkRun(None, held.query, held.epoch, ROWS, Append()))  # type: ignore[arg-type]
         sink.write(FileRows(ROWS, []), Batch(held.query, batch_number(2), held.epoch))
         sink.close()
         held.record_declaration(self.pipeline.fingerprint)
@@ -197,8 +198,7 @@ def test_options_in_slots_are_part_of_the_declaration(tmp_path: Path, kind: Call
 
 def test_a_pipeline_that_ran_is_still_the_same_declaration(place: Place) -> None:
     fingerprint = place.pipeline.fingerprint
-    place.pipeline.sink.accept_settings({"spark.hadoop.fs.s3a.endpoint": "http://127.0.0.1:1"})
-    place.pipeline.sink.accept_pipeline("orders", new_checkpoint=False)
+    place.pipeline.sink.applied("q", {"spark.hadoop.fs.s3a.endpoint": "http://127.0.0.1:1"})
     assert replace(place.pipeline, spark={"a": "b"}).fingerprint == fingerprint
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from lanemq.cli.pipeline.run_output import progress_output
 from lanemq.model.queue import MessageQueue
-from lanemq.pipelines.ports import Batch, batch_number
+from lanemq.pipelines.batches import Batch, batch_number
 from lanemq.pipelines.running.progress import AppliedBatch, Progress, ProgressReporter, counted
 from lanemq.spark.lag import QueueLag
 

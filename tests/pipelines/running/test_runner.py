@@ -14,9 +14,10 @@ from tests.spark.spark_driver import send, until
 from lanemq import trace_batches
 from lanemq.client.admin.admin import Admin
 from lanemq.model.errors import CheckpointInUse, InvalidOption
+from lanemq.pipelines.batches import Batch, batch_number, start_of
 from lanemq.pipelines.checkpoint.checkpoint import SparkLog
 from lanemq.pipelines.pipeline import Pipeline
-from lanemq.pipelines.ports import Batch, Results, batch_number, start_of
+from lanemq.pipelines.ports import Results
 from lanemq.pipelines.running import runner
 from lanemq.pipelines.running.failure import PipelineFailed
 from lanemq.pipelines.running.progress import Progress

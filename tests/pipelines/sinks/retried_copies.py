@@ -18,8 +18,9 @@ import pyarrow.parquet as pq
 from pyspark.sql.types import BooleanType, LongType, StructField, StructType
 
 from lanemq.model.errors import LaneError
-from lanemq.pipelines.ports import DELETED, SEQUENCE, Batch, FileRows, Merge, RowFile
-from lanemq.pipelines.sinks import PostgresSink
+from lanemq.pipelines import PostgresSink
+from lanemq.pipelines.batches import Batch
+from lanemq.pipelines.ports import DELETED, SEQUENCE, FileRows, Merge, RowFile, SinkRun
 from lanemq.pipelines.sinks.postgres_staging import Copied, CopyTask
 from lanemq.spark import recommended
 
@@ -59,7 +60,7 @@ def main(dsn: str, table: str, folder: Path) -> None:
     builder = recommended().master("local[2,3]").config("spark.ui.enabled", "false")
     spark = builder.config("spark.driver.host", "127.0.0.1").config("spark.log.level", "OFF").getOrCreate()
     sink = DyingTasks(dsn, table, staged_from=1)
-    sink.open(spark, "retried", 1, SCHEMA, Merge(("id",)))
+    sink.open(SinkRun(spark, "retried", 1, SCHEMA, Merge(("id",))))
     assert sink.write(FileRows(SCHEMA, files), Batch("retried", 0, 1))
     sink.close()
     spark.stop()

@@ -17,8 +17,9 @@ from tests.pipelines.sinks.targets import (
 )
 
 from lanemq.files import remove_tree
+from lanemq.pipelines.batches import Batch
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
-from lanemq.pipelines.ports import Batch, Results
+from lanemq.pipelines.ports import Results
 from lanemq.pipelines.running.batch_processor import BatchProcessor
 from lanemq.pipelines.running.effect_history import EffectHistory
 

@@ -19,8 +19,7 @@ from pyspark.sql.types import BooleanType, LongType, StringType, StructField, St
 from tests.spark.spark_driver import Query
 
 from lanemq.files import arrow_source, files_below, locate, remove_tree
-from lanemq.pipelines.ports import DELETED, SEQUENCE, Append, Batch, FileRows, Merge, RowFile, Runs, TableRows
-from lanemq.pipelines.sinks import (
+from lanemq.pipelines import (
     DeltaSink,
     IcebergSink,
     ParquetSink,
@@ -30,6 +29,8 @@ from lanemq.pipelines.sinks import (
     read_iceberg,
     read_table,
 )
+from lanemq.pipelines.batches import Batch, Runs
+from lanemq.pipelines.ports import DELETED, SEQUENCE, Append, FileRows, Merge, RowFile, SinkRun, TableRows
 from lanemq.pipelines.sinks.iceberg_table import open_catalog
 from lanemq.pipelines.sinks.sql import SqlSink
 
@@ -195,9 +196,7 @@ class Target:
         """A sink that a run of the pipeline has opened."""
         sink = self.make()
         self.sinks.append(sink)
-        if runs is not None:
-            sink.accept_runs(runs)
-        sink.open(self.spark, query, epoch, schema, how or Append())
+        sink.open(SinkRun(self.spark, query, epoch, schema, how or Append(), runs))
         return sink
 
     def merging(self, epoch: int = 1, query: str = QUERY) -> Any:

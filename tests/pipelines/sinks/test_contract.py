@@ -6,9 +6,18 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DoubleType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
 from tests.pipelines.sinks.conftest import ALL, FENCING, MERGING, ORDERED
-from tests.pipelines.sinks.targets import CHANGES, EVENTS, KEYED, Died, Target, changes, dies_at, named
+from tests.pipelines.sinks.targets import CHANGES, EVENTS, KEYED, QUERY, Died, Target, changes, dies_at, named
 
 from lanemq.model.errors import Closed, InvalidOption, OrderError, SinkFenced, UsageError
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
@@ -49,7 +58,7 @@ def test_an_empty_batch_is_recorded(target: Target) -> None:
     assert sink.write(target.batch_rows(a=[1]), named(1, 0))
     assert sink.write(target.batch_rows(a=[]), named(1, 1))
     assert sink.write(FileRows(target.batch_rows().schema, []), named(1, 2))
-    assert sink.applied() == 2
+    assert sink.applied(QUERY, {}) == 2
     assert not sink.write(target.batch_rows(a=[]), named(1, 2))
     assert target.numbers() == [1]
 
@@ -57,10 +66,10 @@ def test_an_empty_batch_is_recorded(target: Target) -> None:
 @every
 def test_numbers_may_have_gaps_and_never_go_back(target: Target) -> None:
     sink = target.opened()
-    assert sink.applied() is None
+    assert sink.applied(QUERY, {}) is None
     for number in (0, 1024, 1029, 9 * 1024):
         assert sink.write(target.batch_rows(a=[number]), named(1, number))
-        assert sink.applied() == number
+        assert sink.applied(QUERY, {}) == number
     assert not sink.write(target.batch_rows(a=[-1]), named(1, 1024))
     assert target.numbers() == [0, 1024, 1029, 9 * 1024]
 
@@ -70,8 +79,8 @@ def test_a_reopened_sink_knows_the_last_batch(target: Target) -> None:
     first = target.opened()
     first.write(target.batch_rows(a=[1]), named(1, 5))
     first.close()
-    assert target.opened(epoch=1).applied() == 5
-    assert target.opened(epoch=2).applied() == 5
+    assert target.opened(epoch=1).applied(QUERY, {}) == 5
+    assert target.opened(epoch=2).applied(QUERY, {}) == 5
 
 
 @pytest.mark.parametrize("step", range(STEPS))
@@ -131,7 +140,7 @@ def test_of_two_copies_of_a_checkpoint_only_the_first_gets_the_sink(target: Targ
     assert sink.write(target.batch_rows(a=[1]), named(first.epoch, 0, first.query))
     first.close()
     again = Checkpoint(tmp_path / "one", "orders")
-    assert target.opened(again.epoch, again.query, runs=again.runs).applied() == 0
+    assert target.opened(again.epoch, again.query, runs=again.runs).applied(again.query, {}) == 0
     again.close()
     second.close()
     assert target.numbers() == [1]
@@ -167,7 +176,7 @@ def test_a_run_replaced_during_its_write_is_refused(target: Target) -> None:
     old.reached = lambda step: successors or successors.append(target.opened(epoch=2))
     with pytest.raises(SinkFenced):
         old.write(target.batch_rows(a=[1], b=[2]), named(1, 0))
-    assert successors[0].applied() is None
+    assert successors[0].applied(QUERY, {}) is None
     assert successors[0].write(target.batch_rows(a=[1], b=[2]), named(2, 0))
     assert target.numbers() == [1, 2]
 
@@ -202,7 +211,7 @@ def test_two_pipelines_share_a_table(target: Target) -> None:
     assert one.write(target.batch_rows(a=[1]), named(1, 5, "one"))
     assert other.write(target.batch_rows(a=[2]), named(9, 5, "other"))
     assert one.write(target.batch_rows(a=[3]), named(1, 6, "one"))
-    assert (one.applied(), other.applied()) == (6, 5)
+    assert (one.applied("one", {}), other.applied("other", {})) == (6, 5)
     assert target.numbers() == [1, 2, 3]
 
 
@@ -224,7 +233,7 @@ def test_a_merge_keeps_the_newest_row_of_a_key(target: Target) -> None:
     sink.write(changes((1, "newer", 11, False), (2, "older", 9, False), (3, "new", 1, False)), named(1, 1))
     sink.write(changes((1, "same sequence", 11, False)), named(1, 2))
     assert target.changed() == {1: "newer", 2: "other", 3: "new"}
-    assert sink.applied() == 2
+    assert sink.applied(QUERY, {}) == 2
 
 
 PLACED = StructType([*CHANGES.fields, StructField(QUEUE, StringType())])
@@ -255,7 +264,85 @@ def test_a_row_that_another_queue_has_changed_is_refused(target: Target, offset:
             placed((1, "other", offset, "t/b/1"), (2, "newer", 12, "t/b/1"), (3, "new", 1, "t/b/1")), named(1, 2)
         )
     again = target.opened(2, schema=PLACED, how=KEYED)
-    assert (target.changed(), again.applied()) == ({1: "second", 2: "first"}, 1)
+    assert (target.changed(), again.applied(QUERY, {})) == ({1: "second", 2: "first"}, 1)
+
+
+SOURCED = StructType(
+    [
+        StructField("id", LongType(), False),
+        StructField("text", StringType()),
+        StructField("amount", DoubleType()),
+        StructField("tags", ArrayType(StringType())),
+        StructField(SEQUENCE, StringType(), False),
+        StructField("_deleted", BooleanType(), False),
+        StructField(QUEUE, StringType()),
+    ]
+)
+
+
+def sourced(*rows: tuple[int, str, int, int, int], **more: Any) -> TableRows:
+    """Rows to merge: (id, text, position of the source, queue, offset)."""
+    columns = [
+        {
+            "id": key,
+            "text": text,
+            "amount": float("nan"),
+            "tags": [text, None],
+            SEQUENCE: f"{position:019} {offset:019}",
+            "_deleted": False,
+            QUEUE: f"t/b/{queue}",
+        }
+        for key, text, position, queue, offset in rows
+    ]
+    return TableRows(SOURCED, pa.Table.from_pylist(columns, to_arrow_schema(SOURCED)), **more)
+
+
+@merging
+@pytest.mark.parametrize("offset", [3, 30], ids=["lower", "higher"])
+def test_another_change_with_the_same_source_position_in_another_queue_is_refused(target: Target, offset: int) -> None:
+    """Nothing says which is newer: by offsets the change would be lost, or replace a newer one."""
+    sink = target.opened(1, schema=SOURCED, how=KEYED)
+    sink.write(sourced((1, "first", 7, 0, 10), (2, "newer", 9, 1, 4)), named(1, 0))
+    sink.write(sourced((1, "second", 7, 0, 11), (2, "older", 8, 0, 12)), named(1, 1))
+    assert target.changed() == {1: "second", 2: "newer"}
+    told = (
+        f"the row id=1 was changed in queue t/b/0 and in queue t/b/1 with the same sequence, .* is offset "
+        f"{offset}\\. .*topic = 't' AND broker = 'b' AND queue_id = 1 AND queue_offset = {offset}\\)"
+    )
+    with pytest.raises(OrderError, match=told):
+        sink.write(sourced((1, "other", 7, 1, offset), (2, "newest", 10, 0, 13), (3, "new", 7, 1, 2)), named(1, 2))
+    again = target.opened(2, schema=SOURCED, how=KEYED)
+    assert (target.changed(), again.applied(QUERY, {})) == ({1: "second", 2: "newer"}, 1)
+    assert again.write(sourced((1, "third", 8, 1, 5)), named(2, 2)), "a newer position decides between queues"
+    assert target.changed()[1] == "third"
+
+
+@merging
+@pytest.mark.parametrize("offset", [3, 30], ids=["lower", "higher"])
+def test_a_repeat_in_another_queue_is_accepted_and_remembered(target: Target, offset: int) -> None:
+    """A connector repeats changes after a restart. A third change of this position is then one of several queues."""
+    sink = target.opened(1, schema=SOURCED, how=KEYED)
+    sink.write(sourced((1, "same", 7, 0, 10), (2, "x", 3, 1, 1)), named(1, 0))
+    for number in (1, 2):
+        assert sink.write(sourced((1, "same", 7, 1, offset), (2, "y", 3 + number, 1, 1 + number)), named(1, number))
+    assert target.changed() == {1: "same", 2: "y"}
+    for queue in (0, 1):
+        with pytest.raises(OrderError, match=rf"id=1 .* in queue t/b/1 and others and in queue t/b/{queue} with"):
+            sink.write(sourced((1, "other", 7, queue, 40)), named(1, 3))
+    assert sink.write(sourced((1, "next", 8, 0, 41)), named(1, 4))
+    assert sink.write(sourced((1, "last", 8, 0, 42)), named(1, 5)), "the row is in one queue again"
+    assert target.changed() == {1: "last", 2: "y"}
+
+
+@merging
+def test_a_truncation_with_the_source_position_of_a_row_of_another_queue_is_refused(target: Target) -> None:
+    sink = target.opened(1, schema=SOURCED, how=KEYED)
+    sink.write(sourced((1, "old", 3, 0, 10), (2, "same", 7, 0, 50)), named(1, 0))
+    for rows in ((), ((5, "new", 8, 1, 5),)):
+        with pytest.raises(OrderError, match="truncated in queue t/b/1, a row was changed in queue t/b/0, and"):
+            sink.write(sourced(*rows, emptied_below=f"{7:019} {4:019} t/b/1"), named(1, 1))
+    assert sink.write(sourced((1, "again", 9, 1, 5), emptied_below=f"{7:019} {51:019} t/b/0"), named(1, 1))
+    assert target.changed() == {1: "again"}
 
 
 @merging
@@ -324,7 +411,7 @@ def test_a_repeated_merge_changes_nothing(target: Target) -> None:
     second = target.merging(epoch=2)
     assert not second.write(changes((1, "one", 1, False)), named(2, 0))
     assert second.write(changes(), named(2, 2))
-    assert second.applied() == 2
+    assert second.applied(QUERY, {}) == 2
     with pytest.raises(SinkFenced):
         first.write(changes((1, "three", 3, False)), named(1, 3))
     assert target.changed() == {1: "two"}
@@ -359,7 +446,7 @@ def test_ambiguous_rows_are_refused_before_anything_is_written(target: Target, r
     sink = target.merging()
     with pytest.raises(UsageError, match=said):
         sink.write(rows, named(1, 0))
-    assert sink.applied() is None
+    assert sink.applied(QUERY, {}) is None
     assert target.changed() == {}
 
 

@@ -17,8 +17,9 @@ from tests.pipelines.sinks.targets import CHANGES, EVENTS, KEYED, QUERY, DeltaTa
 
 from lanemq.files import locate
 from lanemq.model.errors import InvalidOption, SinkFenced, StorageError, UsageError
-from lanemq.pipelines.ports import Append, Merge, TableRows
-from lanemq.pipelines.sinks import DeltaSink, delta, read_table
+from lanemq.pipelines import DeltaSink, read_table
+from lanemq.pipelines.ports import Append, Merge, SinkRun, TableRows
+from lanemq.pipelines.sinks import delta
 from lanemq.pipelines.sinks.exact_sink import arrow_schema
 
 
@@ -64,7 +65,7 @@ def test_a_merge_without_effect_by_a_replaced_run_is_refused_too(target: DeltaTa
     before(old, "_commit_nothing", lambda: target.merging(epoch=2))
     with pytest.raises(SinkFenced):
         old.write(changes((1, "older", 1, False)), named(1, 1))
-    assert target.merging(epoch=2).applied() == 0
+    assert target.merging(epoch=2).applied(QUERY, {}) == 0
 
 
 def test_two_runs_that_apply_the_same_batch_at_once_apply_it_once(target: DeltaTarget) -> None:
@@ -80,7 +81,7 @@ def test_a_run_that_loses_the_race_to_open_is_refused(target: DeltaTarget) -> No
     late = DeltaSink(target.folder / "table")
     before(late, "_commit_nothing", lambda: target.opened(epoch=3))
     with pytest.raises(SinkFenced):
-        late.open(None, "3f1c-query", 2, EVENTS, Append())  # type: ignore[arg-type]
+        late.open(SinkRun(None, "3f1c-query", 2, EVENTS, Append()))  # type: ignore[arg-type]
 
 
 def test_merges_of_two_pipelines_into_one_table_do_not_lose_each_other(target: DeltaTarget) -> None:
@@ -128,7 +129,7 @@ def test_files_of_a_crashed_batch_are_invisible_and_vacuumed(target: DeltaTarget
     assert orphans
     assert target.numbers() == []
     sink = DeltaSink(target.folder / "table", maintain_every=1, keep_files=0)
-    sink.open(None, "q", 1, EVENTS, Append())  # type: ignore[arg-type]
+    sink.open(SinkRun(None, "q", 1, EVENTS, Append()))  # type: ignore[arg-type]
     sink.write(target.batch_rows(a=[2]), named(1, 0, "q"))
     assert target.numbers() == [2]
     assert not any(orphan.exists() for orphan in orphans)
@@ -161,7 +162,7 @@ def test_vacuum_follows_the_tables_own_retention_and_spares_tables_of_others(
     if not owned:
         DeltaTable.create(str(target.folder / "table"), arrow_schema(EVENTS))
     sink = DeltaSink(target.folder / "table", maintain_every=1, vacuum=vacuum)
-    sink.open(None, "q", 1, EVENTS, Append())  # type: ignore[arg-type]
+    sink.open(SinkRun(None, "q", 1, EVENTS, Append()))  # type: ignore[arg-type]
     if property_ is not None:
         table = DeltaTable(target.folder / "table")
         table.alter.set_table_properties({"delta.deletedFileRetentionDuration": property_})
@@ -181,14 +182,14 @@ def test_a_stage_that_rewrites_its_files_does_not_change_committed_rows(target: 
 
 def test_compaction_keeps_rows_and_batch_numbers(target: DeltaTarget) -> None:
     sink = DeltaSink(target.folder / "table", maintain_every=5, keep_files=0)
-    sink.open(None, "q", 1, EVENTS, Append())  # type: ignore[arg-type]
+    sink.open(SinkRun(None, "q", 1, EVENTS, Append()))  # type: ignore[arg-type]
     for number in range(11):
         sink.write(target.batch_rows(a=[number], b=[100 + number]), named(1, number, "q"))
     table = DeltaTable(target.folder / "table")
     assert len(table.file_uris()) < 5
     assert len(list((target.folder / "table").glob("*.parquet"))) < 12
     assert target.numbers() == [*range(11), *range(100, 111)]
-    assert sink.applied() == 10
+    assert sink.applied("q", {}) == 10
 
 
 def test_batch_numbers_survive_the_deletion_of_old_log_entries(target: DeltaTarget) -> None:
@@ -211,7 +212,7 @@ def test_partitioned_tables_hold_the_same_rows(tmp_path: Path, address: str) -> 
         {"shard": "a", "n": n, "text": None, "day": day} for n, day in enumerate(["mon", "tue", None, "mon", "tue"])
     ]
     sink = DeltaSink(address.format(tmp_path / "table"), ["day"])
-    sink.open(None, "q", 1, schema, Append())  # type: ignore[arg-type]
+    sink.open(SinkRun(None, "q", 1, schema, Append()))  # type: ignore[arg-type]
     table = pa.Table.from_pylist(rows, schema=arrow_schema(schema))
     sink.write(TableRows(schema, table), named(1, 0, "q"))
     assert sorted(target.events(), key=lambda row: row["n"]) == rows
@@ -240,7 +241,7 @@ def test_a_new_column_is_added_and_null_in_old_rows(target: DeltaTarget) -> None
     assert target.numbers() == [1, 2, 3]
     strict = DeltaSink(target.folder / "table", evolve=False)
     with pytest.raises(InvalidOption, match="column more is not in the table"):
-        strict.open(None, "q", 1, StructType([*wider, StructField("more", LongType())]), Append())  # type: ignore[arg-type]
+        strict.open(SinkRun(None, "q", 1, StructType([*wider, StructField("more", LongType())]), Append()))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -330,7 +331,7 @@ def test_a_merge_by_several_oddly_named_keys_and_text_sequences(tmp_path: Path) 
          *(field for field in CHANGES if field.name == "_deleted"), StructField("_sequence", StringType())]
     )  # fmt: skip
     sink = DeltaSink(tmp_path / "table")
-    sink.open(None, "q", 1, schema, Merge(("Order Id", 'a "b"')))  # type: ignore[arg-type]
+    sink.open(SinkRun(None, "q", 1, schema, Merge(("Order Id", 'a "b"'))))  # type: ignore[arg-type]
     for number, (text, sequence) in enumerate([("first", "0009"), ("newer", "0010"), ("late", "0008")]):
         row = {"Order Id": 1, 'a "b"': "x", "Text": text, "_sequence": sequence, "_deleted": False}
         sink.write(TableRows(schema, pa.Table.from_pylist([row], schema=arrow_schema(schema))), named(1, number, "q"))
@@ -363,7 +364,7 @@ def test_empty_text_is_null_in_a_partition_column_and_refused_for_keys(tmp_path:
     """Delta partitions store empty text as null, and a null key makes the table unreadable."""
     schema = StructType([StructField("region", StringType()), StructField("n", LongType())])
     sink = DeltaSink(tmp_path / "rows", ["region"])
-    sink.open(None, QUERY, 1, schema, Append())  # type: ignore[arg-type]
+    sink.open(SinkRun(None, QUERY, 1, schema, Append()))  # type: ignore[arg-type]
     table = pa.table({"region": ["", None, "eu"], "n": pa.array([1, 2, 3], pa.int64())})
     sink.write(TableRows(schema, table), named(1, 0))
     sink.close()
@@ -371,7 +372,7 @@ def test_empty_text_is_null_in_a_partition_column_and_refused_for_keys(tmp_path:
     assert found == {1: None, 2: None, 3: "eu"}
     keyed = StructType([*(field for field in CHANGES if field.name != "id"), StructField("id", StringType())])
     with pytest.raises(InvalidOption, match="partition_by: id is text that must not be null"):
-        DeltaSink(tmp_path / "other", ["id"]).open(None, QUERY, 1, keyed, KEYED)  # type: ignore[arg-type]
+        DeltaSink(tmp_path / "other", ["id"]).open(SinkRun(None, QUERY, 1, keyed, KEYED))  # type: ignore[arg-type]
     assert not (tmp_path / "other").exists()
 
 
@@ -400,10 +401,10 @@ def test_a_column_that_differs_only_in_case_is_refused(target: DeltaTarget) -> N
     upper = StructType([StructField("N", LongType())])
     sink = DeltaSink(target.folder / "table")
     with pytest.raises(InvalidOption, match=r"column N differs from n of the table .* only in case.*: rename it"):
-        sink.open(None, "q", 1, upper, Append())  # type: ignore[arg-type]
+        sink.open(SinkRun(None, "q", 1, upper, Append()))  # type: ignore[arg-type]
     both = StructType([StructField("n", LongType()), StructField("N", LongType())])
     with pytest.raises(InvalidOption, match="column n differs from N of the rows only in case"):
-        DeltaSink(target.folder / "new").open(None, "q", 1, both, Append())  # type: ignore[arg-type]
+        DeltaSink(target.folder / "new").open(SinkRun(None, "q", 1, both, Append()))  # type: ignore[arg-type]
 
 
 def rewritten(path: Path, **columns: pa.DataType) -> None:

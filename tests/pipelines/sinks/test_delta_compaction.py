@@ -14,8 +14,9 @@ from deltalake.transaction import RemoveAction
 from pyspark.sql.types import StringType, StructField, StructType
 from tests.pipelines.sinks.targets import CHANGES, EVENTS, KEYED, DeltaTarget, changes, named
 
-from lanemq.pipelines.ports import Append, TableRows
-from lanemq.pipelines.sinks import DeltaSink, delta_compaction, read_table
+from lanemq.pipelines import DeltaSink, read_table
+from lanemq.pipelines.ports import Append, SinkRun, TableRows
+from lanemq.pipelines.sinks import delta_compaction
 from lanemq.pipelines.sinks.exact_sink import arrow_schema
 
 EVERY = 3
@@ -27,7 +28,7 @@ class Writer:
     def __init__(self, target: DeltaTarget, query: str, first: int, epoch: int = 1) -> None:
         self.target, self.query, self.first, self.epoch = target, query, first, epoch
         self.sink = DeltaSink(target.folder / "table", maintain_every=EVERY)
-        self.sink.open(None, query, epoch, EVENTS, Append())  # type: ignore[arg-type]
+        self.sink.open(SinkRun(None, query, epoch, EVENTS, Append()))  # type: ignore[arg-type]
         self.number = 0
 
     def write(self, batches: int = 1) -> None:
@@ -146,7 +147,7 @@ def test_a_compaction_gives_way_to_a_merge(
 ) -> None:
     def merging(query: str, every: int) -> DeltaSink:
         sink = DeltaSink(target.folder / "table", maintain_every=every)
-        sink.open(None, query, 1, CHANGES, KEYED)  # type: ignore[arg-type]
+        sink.open(SinkRun(None, query, 1, CHANGES, KEYED))  # type: ignore[arg-type]
         return sink
 
     one, other = merging("one", 2), merging("other", 0)
@@ -230,7 +231,7 @@ def test_a_merge_into_a_doubled_key_logs_that_and_counts_no_stale_rows(
     target: DeltaTarget, caplog: pytest.LogCaptureFixture
 ) -> None:
     sink = DeltaSink(target.folder / "table", maintain_every=EVERY)
-    sink.open(None, "one", 1, CHANGES, KEYED)  # type: ignore[arg-type]
+    sink.open(SinkRun(None, "one", 1, CHANGES, KEYED))  # type: ignore[arg-type]
     for number in range(EVERY - 1):
         sink.write(changes((number, "old", 1, False)), named(1, number, "one"))
     theirs = table_of(target)
@@ -263,7 +264,7 @@ def test_partitions_with_any_text_are_compacted(tmp_path: Path, address: str) ->
     schema = StructType([*EVENTS, StructField("day", StringType())])
     days = ["a b", "ü/%20", "x=y", None, "d:e"]
     sink = DeltaSink(address.format(tmp_path / "table"), ["day"], maintain_every=2)
-    sink.open(None, "q", 1, schema, Append())  # type: ignore[arg-type]
+    sink.open(SinkRun(None, "q", 1, schema, Append()))  # type: ignore[arg-type]
     rows = [{"shard": "a", "n": n, "text": None, "day": day} for n, day in enumerate(days)]
     table = pa.Table.from_pylist(rows, schema=arrow_schema(schema))
     write_deltalake(tmp_path / "table", table, mode="append")

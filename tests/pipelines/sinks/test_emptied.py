@@ -9,12 +9,12 @@ import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StringType, StructField, StructType
 from tests.pipelines.sinks.conftest import MERGING
-from tests.pipelines.sinks.targets import CHANGES, KEYED, Change, Died, Target, changes, dies_at, named
+from tests.pipelines.sinks.targets import CHANGES, KEYED, QUERY, Change, Died, Target, changes, dies_at, named
 from tests.pipelines.sinks.test_kept import SCHEMA, rows
 
+from lanemq.pipelines import ForeachSink, ParquetSink, TopicSink
 from lanemq.pipelines.checkpoint.decisions import Decisions
 from lanemq.pipelines.ports import SEQUENCE, Results, TableRows
-from lanemq.pipelines.sinks import ForeachSink, ParquetSink, TopicSink
 
 merging = pytest.mark.parametrize("target", MERGING, indirect=True)
 OLD: tuple[Change, ...] = ((1, "a", 1, False), (2, "b", 2, False), (3, "c", 9, False), (4, None, 4, True))
@@ -37,7 +37,7 @@ def test_older_rows_are_deleted_and_the_batch_follows(target: Target) -> None:
     assert sink.write(emptied(100), named(1, 2))
     assert target.changed() == {}
     assert sink.write(emptied(200), named(1, 3))
-    assert (sink.applied(), target.changed()) == (3, {})
+    assert (sink.applied(QUERY, {}), target.changed()) == (3, {})
 
 
 @merging
@@ -52,7 +52,7 @@ def test_a_driver_that_dies_leaves_all_of_the_batch_or_nothing(target: Target, s
     except Died:
         found = target.changed()
         assert found == (
-            after if target.opened(2, schema=CHANGES, how=KEYED).applied() == 1 else {1: "a", 2: "b", 3: "c"}
+            after if target.opened(2, schema=CHANGES, how=KEYED).applied(QUERY, {}) == 1 else {1: "a", 2: "b", 3: "c"}
         )
     again = target.merging(3)
     again.write(emptied(5, (5, "new", 7, False)), named(3, 1))

@@ -10,8 +10,8 @@ from pyspark.sql.types import DoubleType, StructField, StructType
 from tests.pipelines.sinks.conftest import MERGING
 from tests.pipelines.sinks.targets import CHANGES, Change, Died, IcebergTarget, Target, changes, dies_at, named
 
+from lanemq.pipelines import read_iceberg, read_table
 from lanemq.pipelines.ports import TableRows
-from lanemq.pipelines.sinks import read_iceberg, read_table
 
 WIDE = StructType([*CHANGES.fields, StructField("price", DoubleType())])
 

@@ -7,8 +7,9 @@ import pytest
 from tests.pipelines.sinks.targets import EVENTS, SqliteTarget, named
 
 from lanemq.model.errors import InvalidOption
-from lanemq.pipelines.ports import Append, Batch
-from lanemq.pipelines.sinks import (
+from lanemq.pipelines import (
+    Append,
+    Batch,
     DeltaSink,
     ForeachSink,
     IcebergSink,
@@ -17,7 +18,8 @@ from lanemq.pipelines.sinks import (
     SqliteSink,
     TopicSink,
     open_sink,
-)  # fmt: skip
+)
+from lanemq.pipelines.ports import SinkRun
 
 
 @pytest.mark.parametrize(
@@ -78,12 +80,10 @@ def test_negative_values_are_refused_in_python_too() -> None:
 def test_a_function_gets_every_batch_once(tmp_path: Path) -> None:
     got: list[tuple[list[int], Batch]] = []
     sink = ForeachSink(lambda rows, batch: got.append((rows["n"].to_pylist(), batch)))
-    sink.open(None, "q", 1, EVENTS, Append())  # type: ignore[arg-type]
+    sink.open(SinkRun(None, "q", 1, EVENTS, Append()))  # type: ignore[arg-type]
     rows = SqliteTarget(tmp_path).batch_rows(a=[1, 2], b=[3])
-    assert sink.applied() is None
     assert sink.write(rows, named(1, 0, "q"))
     assert not sink.write(rows, named(1, 0, "q"))
-    assert sink.applied() == 0
     assert got == [([1, 2, 3], named(1, 0, "q"))]
 
 
@@ -96,7 +96,7 @@ def test_a_function_that_failed_gets_its_batch_again(tmp_path: Path) -> None:
             raise RuntimeError("away")
 
     sink = ForeachSink(fail_once)
-    sink.open(None, "q", 1, EVENTS, Append())  # type: ignore[arg-type]
+    sink.open(SinkRun(None, "q", 1, EVENTS, Append()))  # type: ignore[arg-type]
     rows = SqliteTarget(tmp_path).batch_rows(a=[1])
     with pytest.raises(RuntimeError, match="away"):
         sink.write(rows, named(1, 0, "q"))

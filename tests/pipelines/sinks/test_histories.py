@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.pipelines.sinks.targets import (
+    QUERY,
     DeltaTarget,
     Died,
     IcebergTarget,
@@ -55,7 +56,7 @@ class World:
     def start(self) -> None:
         self.epoch += 1
         sink = self.target.opened(epoch=self.epoch)
-        applied = sink.applied()
+        applied = sink.applied(QUERY, {})
         self.runs.append((self.epoch, sink, 0 if applied is None else applied + 1))
 
     def write(self, which: int, dies: int) -> None:

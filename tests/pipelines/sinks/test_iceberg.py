@@ -29,13 +29,14 @@ from pyspark.sql.types import (
     StructType,
     TimestampType,
 )
-from tests.pipelines.sinks.targets import CHANGES, EVENTS, KEYED, IcebergTarget, changes, named
+from tests.pipelines.sinks.targets import CHANGES, EVENTS, KEYED, QUERY, IcebergTarget, changes, named
 
 from lanemq.clock import SystemClock
 from lanemq.model.errors import InvalidOption, SinkFenced, StateLost, StorageError
 from lanemq.model.units import Millis
-from lanemq.pipelines.ports import DELETED, SEQUENCE, Append, TableRows
-from lanemq.pipelines.sinks import IcebergSink, iceberg_maintenance, open_sink, read_iceberg
+from lanemq.pipelines import IcebergSink, open_sink, read_iceberg
+from lanemq.pipelines.ports import DELETED, SEQUENCE, Append, SinkRun, TableRows
+from lanemq.pipelines.sinks import iceberg_maintenance
 from lanemq.pipelines.sinks.iceberg_table import OWN_PROPERTIES, IcebergTable
 from lanemq.spark.versions import to_arrow_schema
 
@@ -73,7 +74,7 @@ def table_rows(schema: StructType, *rows: dict[str, Any]) -> TableRows:
 
 def opened(folder: Path, schema: StructType = EVENTS, how: Any = None, epoch: int = 1, **options: Any) -> IcebergSink:
     sink = IcebergSink(NAME, warehouse=folder / "warehouse", **options)
-    sink.open(None, "q", epoch, schema, how or Append())  # type: ignore[arg-type]
+    sink.open(SinkRun(None, "q", epoch, schema, how or Append()))  # type: ignore[arg-type]
     return sink
 
 
@@ -169,7 +170,7 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_catalog_that_cannot_be_reached_is_named() -> None:
     sink = IcebergSink(NAME, catalog={"type": "sql", "uri": "sqlite:////nowhere/at/all.db"})
     with pytest.raises(StorageError, match="catalog lanemq"):
-        sink.applied_before_open("q")
+        sink.applied("q", {})
 
 
 def test_rows_are_divided_by_the_day_of_a_time_and_merged_rows_change_their_partition(
@@ -215,8 +216,8 @@ def test_a_table_that_was_rolled_back_says_which_batches_it_still_has(target: Ic
     second = table.current_snapshot().parent_snapshot_id
     table.manage_snapshots().rollback_to_snapshot(second).commit()
     assert target.numbers() == [0, 1]
-    assert sink.applied() == 1, "otherwise its rows would be missing for ever"
-    assert target.opened(epoch=2).applied() == 1
+    assert sink.applied(QUERY, {}) == 1, "otherwise its rows would be missing for ever"
+    assert target.opened(epoch=2).applied(QUERY, {}) == 1
 
 
 def test_a_table_that_is_rolled_back_during_a_run_is_refused(target: IcebergTarget, catalog: Any) -> None:
@@ -265,7 +266,7 @@ def test_the_ledger_outlives_snapshots_that_other_programs_expire(target: Iceber
     other.append(pa.table({"shard": ["other"], "n": pa.array([9], pa.int64()), "text": ["x"]}))
     other.maintenance.expire_snapshots().older_than(datetime.now(UTC) + timedelta(days=1)).commit()
     assert len(catalog.load_table(NAME).snapshots()) == 1
-    assert sink.applied() == 7
+    assert sink.applied(QUERY, {}) == 7
     assert not sink.write(target.batch_rows(a=[1]), named(1, 7))
     target.opened(epoch=2)
     with pytest.raises(SinkFenced):
@@ -288,7 +289,7 @@ def test_upkeep_replaces_small_files_and_deletes_what_no_snapshot_needs(tmp_path
     assert len(list((tmp_path / "warehouse").rglob("*.parquet"))) == 1
     rows = read_iceberg(NAME, warehouse=tmp_path / "warehouse").to_pylist()
     assert {row["id"]: row["text"] for row in rows} == {0: "newest", 1: "row 1", 2: "row 2", 3: "row 3"}
-    assert sink.applied() == 3
+    assert sink.applied("q", {}) == 3
     sink.close()
 
 

@@ -11,8 +11,8 @@ from pyspark.sql.types import StringType, StructField, StructType
 from tests.pipelines.sinks.conftest import MERGING
 from tests.pipelines.sinks.targets import CHANGES, KEYED, DeltaTarget, Target, named
 
+from lanemq.pipelines import read_table
 from lanemq.pipelines.ports import KEPT, TableRows
-from lanemq.pipelines.sinks import read_table
 from lanemq.pipelines.sinks.delta import _quoted, _updating
 
 ODD = """it's "a" column? 100% "text"""
@@ -71,7 +71,7 @@ class RecordedMerge:
 def test_a_merge_into_delta_has_one_clause_for_all_combinations_of_kept_columns() -> None:
     """Each further clause takes 2 ms, and JSON rows may leave out any combination of columns."""
     changes = rows((1, None, 1, False, "odd", ["text"]), (2, "a", 1, False, None, [ODD]), (3, "a", 1, False, "b", []))
-    (updates,) = _updating(RecordedMerge(), changes.table(), {"text"}).updates  # type: ignore[arg-type, attr-defined]
+    (updates,) = _updating(RecordedMerge(), changes.table(), {"text"}, "").updates  # type: ignore[arg-type, attr-defined]
     assert updates['"text"'] == 's."text"', "the table has no such column yet"
     assert updates['"id"'] == 's."id"'
     assert updates[_quoted(ODD)].startswith("CASE WHEN strpos(")

@@ -12,8 +12,9 @@ from tests.pipelines.sinks.runs import Runs, emptied
 from tests.pipelines.sinks.targets import EVENTS, PostgresTarget, SqliteTarget, Target
 
 from lanemq.model.errors import StateLost
-from lanemq.pipelines.ports import Append, Results, batch_number
-from lanemq.pipelines.sinks import ForeachSink, SqliteSink
+from lanemq.pipelines import ForeachSink, SqliteSink
+from lanemq.pipelines.batches import batch_number
+from lanemq.pipelines.ports import Append, Results, SinkRun
 
 exact = pytest.mark.parametrize("target", CHECKPOINTED, indirect=True)
 movable = pytest.mark.parametrize("target", MOVABLE, indirect=True)
@@ -85,7 +86,7 @@ def test_a_refusal_creates_no_table(runs: Runs) -> None:
 
 
 def test_looking_for_a_sqlite_file_does_not_create_it(tmp_path: Path) -> None:
-    assert SqliteSink(tmp_path / "mistyped.db", "rows").applied_before_open("q") is None
+    assert SqliteSink(tmp_path / "mistyped.db", "rows").applied("q", {}) is None
     assert list(tmp_path.iterdir()) == []
 
 
@@ -111,8 +112,8 @@ def test_the_session_of_a_run_is_named_after_its_query(target: PostgresTarget) -
     """A successor finds the session of a hanging run by the name of its query."""
     sink = target.make()
     target.sinks.append(sink)
-    assert sink.applied_before_open("q") is None
-    sink.open(None, "q", 1, EVENTS, Append())  # type: ignore[arg-type]
+    assert sink.applied("q", {}) is None
+    sink.open(SinkRun(None, "q", 1, EVENTS, Append()))  # type: ignore[arg-type]
     name = sink._session_name()
     assert target.ask(f"SELECT count(*) FROM pg_stat_activity WHERE application_name = '{name}'") == [(1,)]
 

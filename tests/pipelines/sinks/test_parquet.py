@@ -11,7 +11,7 @@ from tests.pipelines.sinks.targets import CHANGES, EVENTS, KEYED, QUERY, Died, P
 
 from lanemq.files import files_below, write_durably
 from lanemq.model.errors import InvalidOption, SinkFenced
-from lanemq.pipelines.ports import Append
+from lanemq.pipelines.ports import Append, SinkRun
 
 
 @pytest.fixture
@@ -38,10 +38,10 @@ def test_batches_without_rows_leave_no_files(target: ParquetTarget) -> None:
         assert sink.write(target.batch_rows(a=[]), named(1, number))
     assert sorted(str(each) for each in (target.folder / "files").rglob("*")) == before
     again = target.opened(epoch=2)
-    assert again.applied() == 5, "known to the next run"
+    assert again.applied(QUERY, {}) == 5, "known to the next run"
     assert not again.write(target.batch_rows(a=[]), named(2, 5))
     assert again.write(target.batch_rows(a=[2]), named(2, 6))
-    assert target.opened(epoch=3).applied() == 6
+    assert target.opened(epoch=3).applied(QUERY, {}) == 6
     assert target.numbers() == [1, 2]
 
 
@@ -51,7 +51,7 @@ def test_a_run_replaced_while_it_records_an_empty_batch_is_refused(target: Parqu
     old._commit = lambda *args: (newer.append(target.opened(epoch=2)), write(*args))
     with pytest.raises(SinkFenced, match=r"run 1 .* replaced by run 2"):
         old.write(target.batch_rows(a=[]), named(1, 0))
-    assert newer[0].applied() is None
+    assert newer[0].applied(QUERY, {}) is None
 
 
 def test_spark_reads_committed_rows_only(target: ParquetTarget, spark: SparkSession) -> None:
@@ -111,7 +111,7 @@ def test_only_the_newer_of_two_concurrent_opens_can_write(target: ParquetTarget,
     older.reached = lambda at: newer.append(target.opened(epoch=3)) if at == step else None
 
     def opens_and_writes() -> None:
-        older.open(None, QUERY, 2, EVENTS, Append())  # type: ignore[arg-type]
+        older.open(SinkRun(None, QUERY, 2, EVENTS, Append()))  # type: ignore[arg-type]
         older.write(target.batch_rows(a=[1]), named(2, 0))
 
     with pytest.raises(SinkFenced, match=r"run 2 .* replaced by run 3"):

@@ -11,8 +11,8 @@ from tests.pipelines.sinks.targets import CHANGES, PostgresTarget, changes, name
 from tests.postgres_server import Server
 
 from lanemq.model.errors import InvalidOption, StorageError
-from lanemq.pipelines.ports import Append, Merge, TableRows
-from lanemq.pipelines.sinks import PostgresSink, open_sink
+from lanemq.pipelines import PostgresSink, open_sink
+from lanemq.pipelines.ports import Append, Merge, SinkRun, TableRows
 from lanemq.pipelines.sinks.exact_sink import arrow_schema
 from lanemq.pipelines.sinks.postgres_rows import without_nul
 
@@ -27,7 +27,7 @@ def refused_or_taken(target: PostgresTarget, column: str, kind: t.DataType, trus
     target.ask(f"CREATE TABLE {target.schema}.rows (it {column})")
     sink = PostgresSink(target.dsn, f"{target.schema}.rows", trust_columns=trusted)
     try:
-        sink.open(None, "q", 1, t.StructType([t.StructField("it", kind)]), Append())  # type: ignore[arg-type]
+        sink.open(SinkRun(None, "q", 1, t.StructType([t.StructField("it", kind)]), Append()))  # type: ignore[arg-type]
     except InvalidOption as error:
         return str(error)
     finally:
@@ -103,7 +103,7 @@ def test_trusted_columns_accept_texts(tmp_path: Path, postgres: Server) -> None:
         target.opened(schema=schema, how=Merge(("id",)))
     sink = PostgresSink(target.dsn, f"{target.schema}.rows", trust_columns=texts)
     target.sinks.append(sink)
-    sink.open(None, "q", 1, schema, Merge(("id",)))  # type: ignore[arg-type]
+    sink.open(SinkRun(None, "q", 1, schema, Merge(("id",))))  # type: ignore[arg-type]
     batches = [named(1, at, "q") for at in range(3)]
     sink.write(rows(1, doc='{"a": 1}', code="abc", colour="red", short="s"), batches[0])
     sink.write(rows(2, doc='{"a": "\\u0000"}', code=None, colour="blue", short="s"), batches[1])

@@ -43,13 +43,13 @@ from lanemq.model.errors import (
     StorageError,
     UsageError,
 )
-from lanemq.pipelines.ports import QUEUE, FileRows, Merge, RowFile
-from lanemq.pipelines.sinks import PostgresSink, open_sink, postgres
+from lanemq.pipelines import LastState, PostgresSink, open_sink
+from lanemq.pipelines.ports import QUEUE, FileRows, Merge, RowFile, SinkRun
+from lanemq.pipelines.sinks import postgres
 from lanemq.pipelines.sinks.exact_sink import LedgerEntry
 from lanemq.pipelines.sinks.postgres_rows import CopyFormat
 from lanemq.pipelines.sinks.postgres_session import PostgresSession
 from lanemq.pipelines.sinks.postgres_staging import Copied, CopyTask, StagingTable, divide
-from lanemq.pipelines.stages.cdc import LastState
 
 Outcome = Copied | LaneError
 SECRET = "hunter2-in-the-dsn"
@@ -160,7 +160,7 @@ def test_a_merge_of_many_shards_is_the_merge_of_one_table(target: StagedTarget) 
     second = [[(1, "older", 4, False), (2, None, 6, True)], [], [(3, "newer", 6, False), (4, "new", 1, False)]]
     assert sink.write(target.change_files(*second), named(1, 1))
     assert target.changed() == {1: "a", 3: "newer", 4: "new"}
-    assert (sink.last_stale, sink.applied(), target.staging_tables()) == (1, 1, [])
+    assert (sink.last_stale, sink.applied(QUERY, {}), target.staging_tables()) == (1, 1, [])
 
 
 @pytest.mark.parametrize("offset", [4, 6])
@@ -174,7 +174,7 @@ def test_a_row_that_another_queue_has_changed_is_refused(target: StagedTarget, o
     sink.write(rows((1, "a", 5, False, "t/b/0"), (2, "b", 5, False, "t/b/1")), named(1, 0))
     with pytest.raises(OrderError, match="the row id=1 was changed in queue t/b/0 and in queue t/b/1"):
         sink.write(rows((1, "other", offset, False, "t/b/1"), (2, "newer", 6, False, "t/b/1")), named(1, 1))
-    assert (target.changed(), sink.applied()) == ({1: "a", 2: "b"}, 0)
+    assert (target.changed(), sink.applied(QUERY, {})) == ({1: "a", 2: "b"}, 0)
 
 
 @pytest.mark.parametrize("step", range(len(STEPS)))
@@ -267,7 +267,7 @@ def test_a_run_that_was_replaced_while_it_copied_is_refused(target: StagedTarget
     old, successors = replaced_while_copying(target)
     with pytest.raises(SinkFenced):
         old.write(target.batch_rows(a=[1], b=[2]), named(1, 0))
-    assert (successors[0].applied(), target.staging_tables()) == (None, [])
+    assert (successors[0].applied(QUERY, {}), target.staging_tables()) == (None, [])
     assert successors[0].write(target.batch_rows(a=[1], b=[2]), named(2, 0))
     assert target.numbers() == [1, 2]
 
@@ -338,7 +338,7 @@ def test_a_batch_whose_copies_fail_again_and_again_ends_with_the_cause(target: S
     sink._run_tasks = lambda task, lists: [ConnectionLost("PostgreSQL: the connection is gone")]
     with pytest.raises(StorageError, match=r"copied 3 times; PostgreSQL: the connection is gone"):
         sink.write(target.batch_rows(a=[1], b=[2]), named(1, 0))
-    assert (target.numbers(), sink.applied()) == ([], None)
+    assert (target.numbers(), sink.applied(QUERY, {})) == ([], None)
 
 
 @pytest.mark.parametrize("error", [ConnectFailed("PostgreSQL: no route"), InvalidOption("the sink needs psycopg")])
@@ -384,14 +384,14 @@ def test_ambiguous_rows_are_refused_before_anything_is_written(
     sink = target.merging()
     with pytest.raises(error, match=said):
         sink.write(target.change_files(*shards), named(1, 0))
-    assert (sink.applied(), target.changed()) == (None, {})
+    assert (sink.applied(QUERY, {}), target.changed()) == (None, {})
 
 
 def test_a_text_that_a_trusted_column_refuses_is_named(target: StagedTarget) -> None:
     target.ask(f"CREATE TABLE {target.schema}.rows (shard text, n bigint, text varchar(7))")
     sink = StagedSink(target.dsn, f"{target.schema}.rows", staged_from=1, trust_columns=["text"])
     target.sinks.append(sink)
-    sink.open(target.spark, QUERY, 1, target.batch_rows().schema, postgres.Append())
+    sink.open(SinkRun(target.spark, QUERY, 1, target.batch_rows().schema, postgres.Append()))
     assert sink.write(target.batch_rows(a=[1]), named(1, 0))
     with pytest.raises(StorageError, match=r"COPY lanemq_staging_.* column text.*trust_columns promises"):
         sink.write(target.batch_rows(a=[2], b=[10]), named(1, 1))
@@ -402,10 +402,10 @@ def test_a_small_batch_makes_no_staging_table(target: StagedTarget) -> None:
     for options, staged in (({}, 0), ({"copies": 0, "staged_from": 1}, 0), ({"staged_from": 1}, 1)):
         sink: Any = StagedSink(target.dsn, f"{target.schema}.rows", **options)
         target.sinks.append(sink)
-        sink.open(target.spark, QUERY, 1, CHANGES, KEYED)
+        sink.open(SinkRun(target.spark, QUERY, 1, CHANGES, KEYED))
         made: list[str] = []
         sink.reached = lambda step, made=made: made.append(step) if step == "staged" else None
-        number = (sink.applied() or 0) + 1
+        number = (sink.applied(QUERY, {}) or 0) + 1
         sink.write(target.change_files([(1, "a", number, False)], [(2, "b", number, False)]), named(1, number))
         sink.write(changes((3, "rows of the driver", number, False)), named(1, number + 1))
         assert len(made) == staged
@@ -466,7 +466,7 @@ def secret_target(tmp_path: Path, postgres: Server) -> Iterator[PostgresTarget]:
 def opened(target: PostgresTarget, table: str, spark: Any, schema: t.StructType, **options: Any) -> PostgresSink:
     sink = PostgresSink(target.dsn, f"{target.schema}.{table}", **options)
     target.sinks.append(sink)
-    sink.open(spark, QUERY, 1, schema, KEYED)
+    sink.open(SinkRun(spark, QUERY, 1, schema, KEYED))
     return sink
 
 
@@ -519,7 +519,7 @@ def test_with_default_options_changed_rows_do_not_pass_through_the_driver(
     sink = opened(secret_target, "rows", spark, stage.schema)
     results = stage.process(changed_rows(spark, count), batch)
     assert sink.write(results.outputs, batch)
-    assert (results.counts["keys"], sink.applied(), sink.last_stale) == (count, 0, 0)
+    assert (results.counts["keys"], sink.applied(QUERY, {}), sink.last_stale) == (count, 0, 0)
     wrong = "count(*) FILTER (WHERE name <> 'n' || id)"
     assert secret_target.ask(f"SELECT count(*), sum(id), {wrong} FROM {secret_target.schema}.rows") == [
         (count, count * (count - 1) // 2, 0)

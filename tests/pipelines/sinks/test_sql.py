@@ -27,8 +27,9 @@ from tests.pipelines.sinks.targets import (
 from tests.postgres_server import Server
 
 from lanemq.model.errors import InvalidOption, RequestTimedOut, SinkFenced, StateLost, StorageError, TransportError
-from lanemq.pipelines.ports import Append, Merge, TableRows
-from lanemq.pipelines.sinks import PostgresSink, SqliteSink, postgres, sqlite
+from lanemq.pipelines import PostgresSink, SqliteSink
+from lanemq.pipelines.ports import Append, Merge, SinkRun, TableRows
+from lanemq.pipelines.sinks import postgres, sqlite
 from lanemq.pipelines.sinks.exact_sink import arrow_schema
 
 both = pytest.mark.parametrize("target", ["sqlite", "postgres"], indirect=True)
@@ -241,7 +242,7 @@ def test_columns_are_not_added_without_evolve(target: Any) -> None:
     strict._evolve = False
     wider = t.StructType([*EVENTS, t.StructField("extra", t.LongType())])
     with pytest.raises(InvalidOption, match="column extra is not in table"):
-        strict.open(None, "q", 1, wider, Append())
+        strict.open(SinkRun(None, "q", 1, wider, Append()))
 
 
 @both
@@ -254,8 +255,8 @@ def test_sink_and_dead_letters_have_separate_ledger_entries(target: Any) -> None
     else:
         other = PostgresSink(target.dsn, f"{target.schema}.dead")
     target.sinks.append(other)
-    other.open(None, "3f1c-query", 1, EVENTS, Append())
-    assert other.applied() is None
+    other.open(SinkRun(None, "3f1c-query", 1, EVENTS, Append()))
+    assert other.applied(QUERY, {}) is None
 
 
 def test_a_busy_sqlite_file_is_waited_for_until_wait_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,12 +276,12 @@ def test_a_busy_sqlite_file_is_waited_for_until_wait_is_over(tmp_path: Path, mon
     sink = target.make()
     target.sinks.append(sink)
     sink._retrying._pause = pause
-    sink.open(None, "3f1c-query", 1, EVENTS, Append())  # type: ignore[arg-type]
+    sink.open(SinkRun(None, "3f1c-query", 1, EVENTS, Append()))  # type: ignore[arg-type]
     assert len(pauses) == 3
     holder.execute("BEGIN IMMEDIATE")
     impatient = SqliteSink(tmp_path / "rows.db", "rows", wait=0)
     with pytest.raises(RequestTimedOut, match="another transaction has it"):
-        impatient.open(None, "q", 1, EVENTS, Append())  # type: ignore[arg-type]
+        impatient.open(SinkRun(None, "q", 1, EVENTS, Append()))  # type: ignore[arg-type]
     impatient.close()
     holder.close()
     target.close()
@@ -290,7 +291,7 @@ def test_a_file_that_is_not_a_database_is_named_in_the_error(tmp_path: Path) -> 
     (tmp_path / "rows.db").write_bytes(b"this is text, not a database file" * 50)
     sink = SqliteSink(tmp_path / "rows.db", "rows")
     with pytest.raises(StorageError, match=r"rows\.db"):
-        sink.open(None, "q", 1, EVENTS, Append())  # type: ignore[arg-type]
+        sink.open(SinkRun(None, "q", 1, EVENTS, Append()))  # type: ignore[arg-type]
     sink.close()
 
 
@@ -307,7 +308,7 @@ def test_a_connection_lost_within_a_transaction_is_reopened(target: PostgresTarg
 
     sink.reached = end
     assert sink.write(target.batch_rows(a=[1, 2]), named(1, 0))
-    assert (ended, target.numbers(), sink.applied()) == ([step], [1, 2], 0)
+    assert (ended, target.numbers(), sink.applied(QUERY, {})) == ([step], [1, 2], 0)
 
 
 def test_a_server_that_restarts_is_waited_for(tmp_path: Path, postgres: Server) -> None:
@@ -324,10 +325,10 @@ def test_a_server_that_restarts_is_waited_for(tmp_path: Path, postgres: Server) 
 def test_a_missing_server_is_waited_for_but_a_refusal_is_not(tmp_path: Path, postgres: Server) -> None:
     nowhere = PostgresSink(f"host={tmp_path} user=lanemq dbname=postgres", "rows", wait=0)
     with pytest.raises(TransportError):
-        nowhere.open(None, "q", 1, EVENTS, Append())  # type: ignore[arg-type]
+        nowhere.open(SinkRun(None, "q", 1, EVENTS, Append()))  # type: ignore[arg-type]
     refused = PostgresSink(postgres.dsn.replace("dbname=postgres", "dbname=missing"), "rows")
     with pytest.raises(InvalidOption, match="does not exist"):
-        refused.open(None, "q", 1, EVENTS, Append())  # type: ignore[arg-type]
+        refused.open(SinkRun(None, "q", 1, EVENTS, Append()))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("at", ["ledger locked", "rows in", "recorded"])
@@ -346,7 +347,7 @@ def test_a_run_that_hangs_in_its_transaction_is_ended_by_its_successor_and_refus
     old.reached = hang
     with pytest.raises(SinkFenced):
         old.write(target.batch_rows(a=[1]), named(1, 0))
-    assert successors[0].applied() is None
+    assert successors[0].applied(QUERY, {}) is None
     assert successors[0].write(target.batch_rows(a=[1]), named(2, 0))
     assert target.numbers() == [1]
     target.close()
@@ -376,7 +377,7 @@ def test_a_row_that_postgres_cannot_store_changes_nothing(tmp_path: Path, postgr
     target = PostgresTarget(tmp_path, postgres.dsn)
     sink = PostgresSink(target.dsn, f"{target.schema}.rows", nul="fail")
     target.sinks.append(sink)
-    sink.open(None, QUERY, 1, CHANGES, KEYED)  # type: ignore[arg-type]
+    sink.open(SinkRun(None, QUERY, 1, CHANGES, KEYED))  # type: ignore[arg-type]
     with pytest.raises(StorageError, match=r"NUL, which PostgreSQL cannot store \(1 of column text\)"):
         sink.write(changes((1, "nul \0", 1, False)), named(1, 0))
     assert sink.write(changes((1, "fine", 1, False)), named(1, 0))
@@ -390,7 +391,7 @@ def test_a_crash_leaves_no_lock(tmp_path: Path, postgres: Server) -> None:
     dies_at(dying, 2)
     with pytest.raises(Died):
         dying.write(target.batch_rows(a=[1]), named(1, 0))
-    assert target.opened(epoch=2).applied() is None
+    assert target.opened(epoch=2).applied(QUERY, {}) is None
     target.close()
 
 

@@ -22,8 +22,8 @@ from lanemq.model.errors import (
     UsageError,
 )
 from lanemq.model.units import Millis
-from lanemq.pipelines.ports import Append, TableRows
-from lanemq.pipelines.sinks import TopicSink
+from lanemq.pipelines import TopicSink
+from lanemq.pipelines.ports import Append, SinkRun, TableRows
 from lanemq.pipelines.sinks.exact_sink import arrow_schema
 from lanemq.spark.write import sending
 from lanemq.testing.embedded import EmbeddedBroker
@@ -54,7 +54,7 @@ def messages(target: TopicTarget) -> list[dict[str, Any]]:
 
 def opened(target: TopicTarget, **options: Any) -> TopicSink:
     sink = TopicSink(target.address, target.topic, wait=WAIT, **options)
-    sink.open(target.spark, "q", 1, LETTER, Append())
+    sink.open(SinkRun(target.spark, "q", 1, LETTER, Append()))
     return sink
 
 
@@ -110,7 +110,6 @@ def test_a_batch_interrupted_halfway_is_completed_by_its_repetition(
         die_after(patch, cut)
         with pytest.raises(KeyboardInterrupt):
             ended.write(rows, named(1, 0))
-    assert ended.applied() is None
     again = target.opened(epoch=2)
     assert again.write(rows, named(2, 0))
     assert [row["n"] for row in target.events()] == list(range(100))
@@ -135,12 +134,12 @@ def test_a_merge_interrupted_halfway_is_completed_even_in_another_row_order(
     monkeypatch.setattr(sending, "BATCH_MESSAGES", 4)
     rows = [(n, f"text {n}", 1, n == 3) for n in range(50)]
     first, second = (TopicSink(target.address, target.topic, wait=WAIT) for _ in range(2))
-    first.open(None, "q", 1, CHANGES, KEYED)  # type: ignore[arg-type]
+    first.open(SinkRun(None, "q", 1, CHANGES, KEYED))  # type: ignore[arg-type]
     with monkeypatch.context() as patch:
         die_after(patch, 30)
         with pytest.raises(KeyboardInterrupt):
             first.write(changes(*rows), named(1, 0, "q"))
-    second.open(None, "q", 2, CHANGES, KEYED)  # type: ignore[arg-type]
+    second.open(SinkRun(None, "q", 2, CHANGES, KEYED))  # type: ignore[arg-type]
     second.write(changes(*rows[::-1]), named(2, 0, "q"))
     found = messages(target)
     assert sorted(json.loads(message["value"])["id"] for message in found) == list(range(50))
@@ -166,14 +165,14 @@ def test_columns_that_cannot_be_sent_are_refused_at_open(
 
 def test_a_missing_topic_is_refused_at_open(broker: EmbeddedBroker) -> None:
     with pytest.raises(TopicNotFound):
-        TopicSink(broker.address, "never-created", wait=WAIT).open(None, "q", 1, EVENTS, Append())  # type: ignore[arg-type]
+        TopicSink(broker.address, "never-created", wait=WAIT).open(SinkRun(None, "q", 1, EVENTS, Append()))  # type: ignore[arg-type]
 
 
 def test_an_ordered_topic_needs_a_key_column(broker: EmbeddedBroker, topic: str) -> None:
     with Admin(broker.address) as admin:
         admin.create_topic(f"{topic}-ordered", 2, ordered=True)
     with pytest.raises(MissingKey):
-        TopicSink(broker.address, f"{topic}-ordered", wait=WAIT).open(None, "q", 1, EVENTS, Append())  # type: ignore[arg-type]
+        TopicSink(broker.address, f"{topic}-ordered", wait=WAIT).open(SinkRun(None, "q", 1, EVENTS, Append()))  # type: ignore[arg-type]
 
 
 def test_a_refusal_in_a_task_is_returned_not_raised(target: TopicTarget, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,8 +192,7 @@ def test_a_refusal_in_a_task_is_returned_not_raised(target: TopicTarget, monkeyp
 def checkpointed(target: TopicTarget, query: str, *, new_checkpoint: bool = False, **options: Any) -> TopicSink:
     """The sink as the checkpoint with this query opens it."""
     sink = TopicSink(target.address, target.topic, key="who", wait=WAIT, **options)
-    sink.accept_pipeline("orders", new_checkpoint=new_checkpoint)
-    sink.open(target.spark, query, 1, LETTER, Append())
+    sink.open(SinkRun(target.spark, query, 1, LETTER, Append(), pipeline="orders", new_checkpoint=new_checkpoint))
     return sink
 
 
@@ -224,8 +222,7 @@ def test_another_pipeline_or_another_sink_of_the_same_pipeline_may_share_the_top
     checkpointed(target, "old").write(letters({"who": 7}), named(1, 0, "old"))
     checkpointed(target, "new", name="copy").write(letters({"who": 7}), named(1, 0, "new"))
     other = TopicSink(target.address, target.topic, key="who", wait=WAIT)
-    other.accept_pipeline("another", new_checkpoint=False)
-    other.open(target.spark, "third", 1, LETTER, Append())
+    other.open(SinkRun(target.spark, "third", 1, LETTER, Append(), pipeline="another"))
     other.write(letters({"who": 7}), named(1, 0, "third"))
     assert len(messages(target)) == 3
     with pytest.raises(StateLost):

@@ -13,8 +13,8 @@ from lanemq import Admin, Credentials, TlsOptions
 from lanemq.broker.config import BrokerOptions
 from lanemq.model.errors import InvalidOption, LaneError
 from lanemq.net.address import Address
-from lanemq.pipelines.ports import Append
-from lanemq.pipelines.sinks import TopicSink, open_sink
+from lanemq.pipelines import TopicSink, open_sink
+from lanemq.pipelines.ports import Append, SinkRun
 from lanemq.testing.embedded import EmbeddedBroker
 
 
@@ -30,7 +30,7 @@ def sent_through(sink: Any, guarded: EmbeddedBroker, authority: Authority, topic
     with Admin(guarded.address, tls=TlsOptions(authority.ca), credentials=Credentials("root", SECRET)) as admin:
         admin.create_topic(topic, 2, ordered=True)
         try:
-            sink.open(None, "q", 1, EVENTS, Append())
+            sink.open(SinkRun(None, "q", 1, EVENTS, Append(), pipeline="orders"))
             assert sink.write(target.batch_rows(a=[1, 2, 3]), named(1, 0, "q"))
         finally:
             sink.close()
@@ -96,10 +96,9 @@ def test_a_user_who_may_only_send_is_told_that_the_owner_is_unknown(
     ):
         admin.create_topic("sent", 2, ordered=True)
         sink = TopicSink(running.address, "sent", key="shard", wait=WAIT, credentials=Credentials("etl", SECRET))
-        sink.accept_pipeline("orders", new_checkpoint=False)
         rows = TopicTarget(tmp_path, running.address, "sent", None).batch_rows(a=[1])
         for number in range(2):
-            sink.open(None, "q", 1, EVENTS, Append())  # type: ignore[arg-type]
+            sink.open(SinkRun(None, "q", 1, EVENTS, Append()))  # type: ignore[arg-type]
             sink.write(rows, named(1, number, "q"))
         assert sum(queue.end for queue in admin.describe_topic("sent").queues) == 2
     assert "grant the right to read" in caplog.text

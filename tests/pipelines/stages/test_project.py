@@ -12,8 +12,9 @@ from tests.spark.spark_driver import send
 
 from lanemq.client.producer.producer import Producer
 from lanemq.model.errors import InvalidOption
+from lanemq.pipelines.batches import Batch
 from lanemq.pipelines.pipeline import Pipeline
-from lanemq.pipelines.ports import Batch, Results
+from lanemq.pipelines.ports import Results
 from lanemq.pipelines.running.failure import PipelineFailed
 from lanemq.pipelines.running.progress import Progress
 from lanemq.pipelines.running.runner import start

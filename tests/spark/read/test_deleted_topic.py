@@ -7,7 +7,7 @@ from tests.spark.spark_driver import Query, send, values
 
 from lanemq.client.admin.admin import Admin
 from lanemq.spark.offsets import from_json
-from lanemq.spark.read.partition_reader import DataLost
+from lanemq.spark.read.range_reader import DataLost
 from lanemq.testing.embedded import EmbeddedBroker
 
 

@@ -15,20 +15,16 @@ from lanemq.model.units import Millis, QueueOffset
 from lanemq.net.address import Address
 from lanemq.spark.offsets import NewestMessage
 from lanemq.spark.options import CHUNK_BYTES
-from lanemq.spark.read import partition_reader
-from lanemq.spark.read.partition_reader import (
+from lanemq.spark.read import range_reader
+from lanemq.spark.read.partition_reader import JOIN_BYTES, ReadSettings, TaskPartition, join_small, read_partition
+from lanemq.spark.read.range_reader import (
     ASSUMED_MESSAGE_BYTES,
-    JOIN_BYTES,
     PULL_BYTES,
     SAMPLE_PULLS,
     DataLost,
     QueueRange,
     RangeReader,
-    ReadSettings,
     Sample,
-    TaskPartition,
-    join_small,
-    read_partition,
 )
 from lanemq.spark.retrying import Retrying
 from lanemq.wire.codes import ResponseCode
@@ -98,7 +94,7 @@ def test_a_later_message_than_the_newest_is_another_one_unless_the_clock_was_set
 ) -> None:
     """The clock was set back if the message that was the newest one is still there."""
     times = {19: 100, 34: newest}
-    monkeypatch.setattr(partition_reader, "_stored_at", lambda _, offset: times[offset])
+    monkeypatch.setattr(range_reader, "_stored_at", lambda _, offset: times[offset])
     limited = replace(wanted(20, 26), newest_before=NewestMessage(QueueOffset(34), 50))
     with pytest.raises(DataLost, match="message 19 was stored") if fails else nullcontext():
         assert list(Scripted(found(10)).chunks(limited, 1)) == [b"\x13"]
@@ -233,7 +229,7 @@ class Connection:
 def test_ranges_of_one_broker_share_a_connection_and_each_is_pulled_from_its_own_broker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(partition_reader, "BlockingConnection", Connection)
+    monkeypatch.setattr(range_reader, "BlockingConnection", Connection)
     monkeypatch.setattr(Connection, "opened", [])
     reader = RangeReader(Retrying(Millis(0)))
     for host in ("a", "a", "b", "b"):

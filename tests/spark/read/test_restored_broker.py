@@ -16,7 +16,7 @@ from lanemq.client.admin.admin import Admin
 from lanemq.log.folder.backup import back_up, restore
 from lanemq.model.units import QueueOffset
 from lanemq.net.address import Address
-from lanemq.spark.read.partition_reader import DataLost, QueueRange, RangeReader
+from lanemq.spark.read.range_reader import DataLost, QueueRange, RangeReader
 from lanemq.testing.embedded import EmbeddedBroker
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.command import Command

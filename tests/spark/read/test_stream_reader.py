@@ -16,7 +16,8 @@ from lanemq.client.producer import batches
 from lanemq.model.errors import RemoteProtocolError, TopicNotFound, TransportError
 from lanemq.net.address import Address
 from lanemq.spark.parallelism import VARIABLE
-from lanemq.spark.read.partition_reader import DataLost
+from lanemq.spark.read.brokers import Brokers
+from lanemq.spark.read.range_reader import DataLost
 from lanemq.testing.embedded import EmbeddedBroker
 from lanemq.wire.compression import ZLIB_SYS_FLAG, compress_zlib
 
@@ -35,6 +36,32 @@ def test_every_message_is_read_once_in_the_order_of_its_queue(broker: EmbeddedBr
         for queue in (0, 1):
             offsets = [offset for number, offset in places(rows) if number == queue]
             assert offsets == list(range(len(offsets)))
+
+
+def test_a_batch_asks_the_brokers_once_for_the_bounds_of_its_queues_and_its_repetition_again(
+    broker: EmbeddedBroker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Brokers] = []
+    bounds = Brokers.bounds
+    monkeypatch.setattr(Brokers, "bounds", lambda brokers: asked.append(brokers) or bounds(brokers))
+    send(broker.address, topic, range(30))
+    checkpoint = Checkpoint()
+    with Query(checkpoint, **earliest(broker, topic)) as query:
+        for number in range(1, 3):
+            query.batch(ReadMaxRows(10))
+            assert len(asked) == number
+        assert query.plan(ReadMaxRows(5))
+        planned = query.read(query.partitions())
+        assert len(asked) == 3
+        assert query.read(query.partitions()) == planned
+        assert len(asked) == 4, "a batch that is planned again needs a new answer"
+    with Query(checkpoint, **earliest(broker, topic)) as restarted:
+        assert restarted.read(restarted.partitions()) == planned
+        assert len(asked) == 5
+        restarted.finish()
+        restarted.reader.prepareForTriggerAvailableNow()
+        send(broker.address, topic, range(30, 40))
+        assert len(restarted.everything()) == 5, "available-now ends where the queue ended"
 
 
 def test_a_repeated_batch_has_the_same_rows(broker: EmbeddedBroker, topic: str) -> None:

@@ -11,7 +11,7 @@ from tests.spark.spark_driver import Query
 from lanemq.client.producer.producer import Producer
 from lanemq.model.errors import NotAllowed, UsageError
 from lanemq.model.units import Millis
-from lanemq.spark.read.partition_reader import RangeReader
+from lanemq.spark.read.range_reader import RangeReader
 from lanemq.spark.write import sending
 from lanemq.spark.write.repeats import kept
 from lanemq.spark.write.sending import OutgoingRow, TaskSender

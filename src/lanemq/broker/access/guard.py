@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lanemq.broker.access.audit import Refused
 from lanemq.broker.access.permissions import Need, TopicAt, needs
-from lanemq.broker.access.users import Users, read_users
+from lanemq.broker.access.users import Users, read_users, without_secrets
 from lanemq.broker.body_limits import SMALL_BODY, body_problem
 from lanemq.broker.dispatch import Handler, answer_code, answer_error
 from lanemq.clock import Clock
@@ -60,6 +60,10 @@ class Guard:
     def reload(self) -> None:
         """Read the file of users again."""
         self._users.reload()
+
+    def users(self) -> str:
+        """Names and rights of the users, as JSON without secrets."""
+        return without_secrets(self._users.value())
 
     def __call__(self, peer: Peer, request: Command) -> None:
         if request.is_response:  # it asks for nothing

@@ -10,6 +10,7 @@ Rights are RocketMQ's (plain ACL): PUB, SUB, PUB|SUB or DENY. What is not listed
 mistake is refused as a whole, because the rest of it could grant what the faulty entry denies.
 """
 
+import json
 import re
 import tomllib
 from collections.abc import Mapping
@@ -106,6 +107,28 @@ def read_users(path: Path) -> Users:
             raise InvalidOption(f"users file {path}, user {number}: access_key {user.access_key!r} is there already")
         users[user.access_key] = user
     return users
+
+
+def without_secrets(users: Users) -> str:
+    """Names and rights as JSON, for administrators."""
+    return json.dumps(
+        [
+            {
+                "access_key": each.access_key,
+                "admin": each.admin,
+                "topics": {name: right_text(right) for name, right in each.topics.items()},
+                "groups": {name: right_text(right) for name, right in each.groups.items()},
+                "default_topic": right_text(each.default_topic),
+                "default_group": right_text(each.default_group),
+            }
+            for each in users.values()
+        ]
+    )
+
+
+def right_text(right: Right) -> str:
+    """As the file has it."""
+    return "PUB|SUB" if right == Right.ANY else right.name or ""
 
 
 def _user(entry: Any, where: str) -> User:

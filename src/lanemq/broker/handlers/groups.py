@@ -10,7 +10,7 @@ import msgspec
 
 from lanemq.broker.context import ConnectedClient, GroupContext
 from lanemq.broker.dispatch import Handler, answer, answer_code, answer_saved
-from lanemq.broker.group_rules import REPORTED, free_progress, is_reported, members_changed, use_groups
+from lanemq.broker.group_rules import free_progress, is_reported, members_changed, use_groups
 from lanemq.broker.long_answers import LongAnswers, Steps
 from lanemq.core.brokering.lock_table import MIN_LEASE_MS
 from lanemq.core.brokering.members.group import ConnectionId, GroupHeartbeat, GroupSubscription
@@ -41,6 +41,7 @@ from lanemq.wire.bodies import (
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import ConsumerListHeader, HeartbeatHeader, UnregisterHeader
+from lanemq.wire.lane_fields import REPORTED
 from lanemq.wire.route_bodies import SubscriptionGroupConfig, SubscriptionGroupTable
 from lanemq.wire.stats_bodies import ClientConnection, ProducerConnection, ProducerInfo, ProducerTableInfo
 

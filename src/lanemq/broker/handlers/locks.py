@@ -19,6 +19,7 @@ import msgspec
 from lanemq.broker.context import GroupContext
 from lanemq.broker.dispatch import Handler, answer, answer_error
 from lanemq.broker.group_rules import use_groups
+from lanemq.broker.left_out import leave_out
 from lanemq.broker.long_answers import LongAnswers, Steps
 from lanemq.broker.storage.checkpoints import lease_row
 from lanemq.core.brokering.lock_table import MIN_LEASE_MS, Lease, LockGrant, Refusal, SavedLease
@@ -111,11 +112,16 @@ class LockHandler:
 
     def _in_slices(self, peer: Peer, request: Command, body: LockRequest, steps: Steps) -> None:
         """Take the steps at once, or in slices if there are many queues."""
-        if len(body.mq_set) > AT_ONCE:
+        if len(body.mq_set) > AT_ONCE or any(self._reads_more(body, each.queue) for each in body.mq_set):
             self._answers.begin(peer, request, steps, in_order=True)
         else:
             for _ in steps:
                 pass
+
+    def _reads_more(self, body: LockRequest, queue: MessageQueue) -> bool:
+        """Whether a queue was read with tags, by another client than the one that asks for it."""
+        read = self._parts.progress.at(body.consumer_group, queue).filtered
+        return read is not None and read.owner != body.client_id
 
     def _lock_steps(
         self,
@@ -143,6 +149,9 @@ class LockHandler:
             granted += grant.granted
             serial = grant.serial or serial
             self._unsaved.update(((group, row.queue), row) for row in grant.changes)
+            for lease in grant.granted:
+                if lease.changed:
+                    yield from leave_out(self._parts, group, lease.queue)
             if wish is None or header.lane_finished is None:
                 overtaken += self._start_without_lanes(group, grant.granted)
             reply.lock_ok_mq_set += [QueueBody.of(lease.queue) for lease in grant.granted]
@@ -245,7 +254,7 @@ class LockHandler:
         return [
             each
             for each in queues
-            if (each.topic not in waits and free(group, each)) or self._owner(group, each) == client_id
+            if self._owner(group, each) == client_id or (each.topic not in waits and free(group, each))
         ]
 
     def _owner(self, group: str, queue: MessageQueue) -> str | None:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from lanemq.broker.context import GroupContext
 from lanemq.broker.dispatch import Handler, answer, answer_code, answer_saved
-from lanemq.broker.group_rules import REPORTED, is_consumed, is_reported, ownership, use_groups
+from lanemq.broker.group_rules import is_consumed, is_reported, ownership, use_groups
 from lanemq.core.brokering.lock_table import Stale, Unowned
 from lanemq.core.brokering.queue_progress import (
     OFFSET_BYTES,
@@ -36,7 +36,7 @@ from lanemq.wire.bodies import LaneProgress
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import QueryOffsetHeader, UpdateOffsetHeader
-from lanemq.wire.lane_fields import LANE_CLIENT, LANE_IGNORED
+from lanemq.wire.lane_fields import LANE_CLIENT, LANE_IGNORED, REPORTED
 from lanemq.wire.route_bodies import SubscriptionGroupConfig
 
 log = logging.getLogger(__name__)

@@ -12,11 +12,13 @@ from lanemq.broker.dispatch import Handler, answer, answer_error, answer_saved
 from lanemq.broker.group_rules import answer_offsets, ownership
 from lanemq.broker.storage.progress_keeper import Records, Saved
 from lanemq.core.brokering.lock_table import Current
+from lanemq.core.brokering.progress_store import SavedOffset
 from lanemq.core.brokering.queue_progress import LaneName, ParkedLane, QueueProgress
 from lanemq.core.brokering.quotas import Quota
 from lanemq.core.lane_status import MAX_GIVEN, MAX_PARKED, Failure, LaneStatus
 from lanemq.model.errors import BrokerRefused, StorageError
 from lanemq.model.keys import shown_key
+from lanemq.model.log_marks import LogMark, SeenLog
 from lanemq.model.names import check_group
 from lanemq.model.queue import MessageQueue
 from lanemq.net.peer import Peer
@@ -79,9 +81,17 @@ class OwnerParkingHandler:
         saved = partial(answer_saved, peer, request, body=reply.encode())
         if parked.fresh or failure is not None:
             stored = partial(self._parts.recording.parked, name, noted)
-            self._keeper.save_lane(name, saved, stored=stored, chunks=parked.rows)
+            seen = self._see(progress, body.last)
+            self._keeper.save_lane(name, saved, stored=stored, chunks=parked.rows, before=seen)
         else:
             self._keeper.settled(saved)
+
+    def _see(self, progress: QueueProgress, last: LogMark | None) -> tuple[SavedOffset, ...]:
+        """Note the last parked message, if the log is elsewhere: it may lose that message before the next report."""
+        if last is None or self._parts.queue_log.has_records:
+            return ()
+        progress.see(SeenLog(done=last))
+        return () if progress.offset is None else (SavedOffset.of(progress),)
 
     def _next(self, peer: Peer, request: Command) -> None:
         progress = self._owned(peer, request)

@@ -17,14 +17,14 @@ from lanemq.broker.dispatch import Handler, answer_code, answer_error
 from lanemq.broker.group_rules import ownership
 from lanemq.core.brokering.lock_table import Stale, Unowned
 from lanemq.core.brokering.members.tag_filters import Tags, contains, shown
-from lanemq.core.brokering.queue_progress import OFFSET_BYTES, QueueProgress, ResetState, kind_of
+from lanemq.core.brokering.queue_progress import OFFSET_BYTES, FilteredRead, QueueProgress, ResetState, kind_of
 from lanemq.core.brokering.quotas import Quota
 from lanemq.core.brokering.topic_table import Permission
 from lanemq.log.reading import ReadResult, ReadStatus
 from lanemq.model.errors import BrokerBusy, BrokerRefused, LaneError, NotAllowed, StillRebuilding, TopicNotFound
 from lanemq.model.java_hash import tag_code
 from lanemq.model.names import check_group
-from lanemq.model.units import Millis, QueueOffset
+from lanemq.model.units import Epoch, Millis, QueueOffset
 from lanemq.net.peer import Peer
 from lanemq.net.rate_limited_log import FaultLog, FewLines
 from lanemq.wire.codes import RequestCode, ResponseCode
@@ -287,6 +287,9 @@ class PullHandler:
         self._parts.traffic.delivered(
             header.consumer_group, header.topic, result.count, len(result.data), now=self._parts.clock.now()
         )
+        if pull.tags is not None and header.lane_epoch is not None:
+            owner, epoch = header.lane_client or "", Epoch(header.lane_epoch)
+            self._progress(header).filtered = FilteredRead(owner, epoch, pull.tags, result.next_offset)
         for offset in result.damaged:
             queue = f"{header.topic}/{header.queue_id}"
             text = f"message {queue} offset {offset} is damaged and skipped"

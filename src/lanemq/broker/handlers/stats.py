@@ -112,4 +112,6 @@ class StatsHandler:
         lines += [f"lane.{name}={text}" for name, (text, _) in shown.items()]
         lines.append(f"laneSet={','.join(name for name, (_, origin) in shown.items() if origin)}")
         lines += [f"laneFrom.{name}={origin}" for name, (_, origin) in shown.items() if origin]
+        if users := self._parts.users():
+            lines.append(f"laneUsers={users}")
         answer(peer, request, {"version": "{}"}, "\n".join(lines).encode())

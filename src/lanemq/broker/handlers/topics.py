@@ -20,7 +20,7 @@ from lanemq.wire import route_bodies
 from lanemq.wire.admin_headers import CreateTopicHeader, DeleteTopicHeader, TopicHeader
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command
-from lanemq.wire.lane_fields import GLOBAL_ORDER
+from lanemq.wire.lane_fields import FIFO_TOPIC, GLOBAL_ORDER
 
 
 class TopicHandler:
@@ -44,8 +44,9 @@ class TopicHandler:
     def _create(self, peer: Peer, request: Command) -> None:
         header = CreateTopicHeader.from_ext(request.ext)
         self._parts.group_commit.refuse_sends()
-        order = TopicOrder.BY_KEY if header.order else TopicOrder.NONE
-        if GLOBAL_ORDER in (header.attributes or ""):
+        attributes = (header.attributes or "").split(",")
+        order = TopicOrder.BY_KEY if header.order or FIFO_TOPIC in attributes else TopicOrder.NONE
+        if GLOBAL_ORDER in attributes:
             order = TopicOrder.GLOBAL
         wanted = TopicConfig(
             check_topic(header.topic),

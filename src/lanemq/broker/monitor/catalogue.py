@@ -72,6 +72,12 @@ GIVEN_UP = Metric(
     "Topics of groups in which members waited in vain for a lost member with more tags, and skip its messages now.",
 )
 MEMBERS = Metric("lanemq_group_members", GAUGE, "Connected members of a group.", ("group",))
+REPORTED = Metric(
+    "lanemq_group_reported",
+    GAUGE,
+    "1: a program without members, such as a Spark query, reports its offsets.",
+    ("group",),
+)
 NARROWER = Metric(
     "lanemq_narrower_members",
     GAUGE,

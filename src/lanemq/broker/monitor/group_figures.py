@@ -15,6 +15,7 @@ from itertools import chain
 from pathlib import Path
 
 from lanemq.broker.context import GroupContext
+from lanemq.broker.group_rules import is_reported
 from lanemq.broker.monitor import catalogue as names
 from lanemq.core.lane_status import LaneStatus
 from lanemq.model.figures import MetricSample
@@ -95,6 +96,8 @@ class GroupFigures:
             yield MetricSample(names.MEMBERS, len(self._context.members.members(group)), (group,))
             for name, count in self._context.members.narrower_members(group):
                 yield MetricSample(names.NARROWER, count, (group, name))
+        for group in list(self._context.groups):
+            yield MetricSample(names.REPORTED, 1, (group,)) if is_reported(self._context, group) else None
 
     def _lanes(self) -> Iterator[MetricSample | None]:
         lanes: dict[tuple[str, str, LaneStatus], tuple[int, int]] = {}

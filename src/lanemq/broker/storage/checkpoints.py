@@ -29,7 +29,8 @@ from lanemq.core.brokering.dedup import ProducerTable, SavedProducer, Saving, Se
 from lanemq.core.brokering.delay import MAX_LEVEL, DelayQueueCursors
 from lanemq.core.brokering.lock_table import SavedLease
 from lanemq.log.checkpoint import IndexWork
-from lanemq.log.state.database import LeaseRow, ProducerRow, State
+from lanemq.log.state.database import ProducerRow, State
+from lanemq.log.state.group_rows import LeaseRow
 from lanemq.log.store import Store
 from lanemq.model.errors import StorageError
 from lanemq.model.queue import MessageQueue

@@ -10,7 +10,7 @@ A record is read from the log, or from its copy in the store if retention has de
 
 import asyncio
 import logging
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TypeAlias
 
 from lanemq.broker.storage.disk_thread import DiskThread
@@ -102,11 +102,12 @@ class ProgressKeeper:
         stored: Callable[[], None] = nothing,
         chunks: Sequence[ChunkRow] = (),
         copies: Records | None = None,
+        before: Sequence[ProgressChange] = (),
     ) -> None:
-        """Save the current state of a lane, which may have ended."""
+        """Save the current state of a lane, which may have ended, in one write with other changes `before` it."""
         lane = self.lane(name)
         change = EndedLane(name) if lane is None else SavedLane.of(lane, chunks, tuple((copies or {}).items()))
-        self.save((change,), then, stored=stored)
+        self.save((*before, change), then, stored=stored)
 
     def lane(self, name: LaneName) -> ParkedLane | None:
         return self.table.at(name.group, name.queue).lanes.get(name.key)
@@ -254,6 +255,9 @@ class StoredQueues:
             return self._store.times.last_before(queue.topic, queue.queue_id, offset) or 0
         except StillRebuilding:
             return 0
+
+    def left_out(self, queue: MessageQueue, start: int, end: int, tags: frozenset[int]) -> Iterator[list[int]]:
+        return self._store.left_out(queue.topic, queue.queue_id, start, end, tags)
 
     def is_young(self, queue: MessageQueue) -> bool:
         store, (topic, _, queue_id) = self._store, queue

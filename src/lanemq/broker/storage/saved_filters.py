@@ -8,7 +8,7 @@ import msgspec
 from lanemq.broker.storage.disk_thread import DiskThread
 from lanemq.clock import Clock
 from lanemq.core.brokering.members.filter_rows import FilterRow, FilterRows
-from lanemq.log.state.database import State
+from lanemq.log.state.group_rows import GroupRows
 from lanemq.model.errors import StorageError
 from lanemq.model.units import Millis
 from lanemq.net.rate_limited_log import RateLimitedLog
@@ -26,7 +26,7 @@ def _nothing() -> None:
 class SavedFilters:
     """Writes the rows that have changed. Used on the event loop."""
 
-    def __init__(self, rows: FilterRows, state: State, thread: DiskThread, clock: Clock) -> None:
+    def __init__(self, rows: FilterRows, state: GroupRows, thread: DiskThread, clock: Clock) -> None:
         self._rows = rows
         self._state = state
         self._thread = thread

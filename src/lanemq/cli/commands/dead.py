@@ -4,6 +4,7 @@ The dead letters of a pipeline are in its checkpoint: `lanemq pipeline dead-lett
 """
 
 import time
+from dataclasses import replace
 
 import click
 
@@ -21,6 +22,7 @@ from lanemq.client.admin.dead_letters import (
     read_dead_letters,
     send_again,
     was_redriven,
+    with_states,
 )
 
 LATE = "a redriven message comes late, after everything that its key has by then"
@@ -57,17 +59,16 @@ def list_dead(group: str | None, key: str | None, limit: int, server: str, as_js
             raise click.UsageError("--key needs --group")
         _list_groups(server, as_json)
         return
-    found = [each for each in read_dead_letters(server, group) if key is None or each.message.key == key]
-    shown = found[:limit]
+    found = [letter for letter in read_dead_letters(server, group) if key is None or letter.key == key]
     with Admin(server) as admin:
-        states = ["redriven" if was_redriven(admin, each) else "open" for each in shown]
+        shown = with_states(admin, found[:limit])
     rows = [
-        (each.id, each.topic, each.message.key, state, each.attempts, each.since, each.why)
-        for each, state in zip(shown, states, strict=True)
+        (letter.id, letter.topic, letter.key, letter.state, letter.attempts, letter.since, letter.why)
+        for letter in shown
     ]
     show(
         as_json,
-        lambda: [_document(each, state) for each, state in zip(shown, states, strict=True)],
+        lambda: list(map(_document, shown)),
         Grid(
             ("id", "topic", "key", "state", "attempts", "since", "reason"), rows, f"group {group} has no dead letters"
         ),
@@ -91,16 +92,13 @@ def _list_groups(server: str, as_json: bool) -> None:
 @asks_server
 def show_dead(id: str, group: str, server: str, as_json: bool) -> None:
     """Show the dead letter ID with its body, properties and reason."""
-    letter = read_dead_letter(server, group, id)
     with Admin(server) as admin:
-        state = "redriven" if was_redriven(admin, letter) else "open"
+        (letter,) = with_states(admin, [read_dead_letter(server, group, id)])
     message = letter.message
     show(
         as_json,
-        lambda: (
-            _document(letter, state) | {"properties": dict(message.properties), "value": body_for_json(message.body)}
-        ),
-        f"dead letter {id} of group {group}: topic {letter.topic}, key {cell(message.key)}, {state}",
+        lambda: _document(letter) | {"properties": dict(message.properties), "value": body_for_json(message.body)},
+        f"dead letter {id} of group {group}: topic {letter.topic}, key {cell(letter.key)}, {letter.state}",
         f"given up {time_text(letter.since)} after {plural(letter.attempts, 'attempt')}: {cell(letter.why)}",
         Grid(("property", "value"), list(message.properties.items())),
         cell(message.body),
@@ -145,7 +143,7 @@ def redrive(
     would = "would be sent" if dry_run else "sent"
     show(
         as_json,
-        lambda: {"dry_run": dry_run, "redriven": [_document(each, "redriven") for each in chosen]},
+        lambda: {"dry_run": dry_run, "redriven": [_document(replace(letter, redriven=True)) for letter in chosen]},
         f"{plural(len(chosen), 'dead letter')} {would} to {', '.join(topics)} again; {LATE}"
         if chosen
         else f"nothing to do: group {group} has no dead letters that were not redriven",
@@ -195,7 +193,7 @@ def discard(id: str | None, group: str, everything: bool, dry_run: bool, yes: bo
 
 
 def _short(letter: GroupDeadLetter) -> tuple[object, ...]:
-    return letter.id, letter.topic, letter.message.key, letter.since, letter.why
+    return letter.id, letter.topic, letter.key, letter.since, letter.why
 
 
 def _chosen(server: str, group: str, id: str | None, key: str | None) -> list[GroupDeadLetter]:
@@ -204,7 +202,7 @@ def _chosen(server: str, group: str, id: str | None, key: str | None) -> list[Gr
         named = read_dead_letter(server, group, id)
         check_topic_is_known(named)
         return [named]
-    letters = [each for each in read_dead_letters(server, group) if key is None or each.message.key == key]
+    letters = [each for each in read_dead_letters(server, group) if key is None or each.key == key]
     with Admin(server) as admin:
         return open_dead_letters(admin, letters)
 
@@ -226,15 +224,15 @@ def _send(server: str, letters: list[GroupDeadLetter], rate: float | None) -> No
                 time.sleep(1 / rate)
 
 
-def _document(letter: GroupDeadLetter, state: str) -> dict[str, object]:
+def _document(letter: GroupDeadLetter) -> dict[str, object]:
     return {
         "id": letter.id,
         "group": letter.group,
         "topic": letter.topic,
-        "key": letter.message.key,
+        "key": letter.key,
         "tag": letter.message.tag,
         "message_id": letter.message.message_id,
-        "state": state,
+        "state": letter.state,
         "attempts": letter.attempts,
         "since": letter.since,
         "reason": letter.why,

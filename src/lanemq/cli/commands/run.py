@@ -17,8 +17,9 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -30,6 +31,7 @@ from lanemq.cli.output import log_to_stderr, plural
 from lanemq.cli.worker_monitor import WorkerMonitors
 from lanemq.clock import Clock, SystemClock
 from lanemq.core.backoff import Backoff
+from lanemq.model.environment import install_extra
 from lanemq.model.errors import LaneError
 from lanemq.signals import ChildProcesses, handled
 
@@ -80,6 +82,8 @@ def run(target: str, workers: int, reload: bool, folder: Path, log_level: str) -
     if workers == 1 and not reload:
         load_app(target, folder).run()
         return
+    if reload and find_spec("watchfiles") is None:
+        raise CliError(f"--reload needs watchfiles: {install_extra('reload')}")
     if not reload:
         load_app(target, folder)  # a mistake in it would end every worker again and again
     words = [sys.executable, "-m", "lanemq.cli.main", "run", target, "--folder", str(folder), "--log-level", log_level]
@@ -170,14 +174,15 @@ class Supervisor:
         return sum(each.process is not None and each.process.returncode not in _ENDED for each in self._workers)
 
     def _watch(self) -> None:
-        files = dict(python_files(self._watched))
+        changes = None if self._watched is None else changed_files(self._watched, self._woken)
         while not self._signals:
             self._start_missing()
             if (address := self._monitors.look()) is not None:
                 click.echo(f"metrics of all workers on http://{address}/metrics", err=True)
-            self._woken.wait(LOOK_EVERY)
-            now = dict(python_files(self._watched))
-            changed, files = differing(files, now), now
+            if changes is None:
+                self._woken.wait(LOOK_EVERY)
+                continue
+            changed = next(changes, [])
             wrong = [each for each in map(syntax_problem, changed) if each]
             if wrong:
                 click.echo(f"{wrong[0]}: the workers continue as they are until it is changed again", err=True)
@@ -230,31 +235,18 @@ class Supervisor:
                     continue
 
 
-def python_files(folder: Path | None) -> Iterator[tuple[Path, int]]:
-    """The Python files below a folder and when each was changed.
+def changed_files(folder: Path, stop: threading.Event) -> Iterator[list[Path]]:
+    """The Python files below a folder that were added, changed or removed since the last time; often there are none.
 
-    Hidden folders, caches and environments are not entered: an environment has tens of thousands of files.
+    Each takes at most `LOOK_EVERY` seconds. Ends when `stop` is set.
     """
-    if folder is None:
-        return
-    for above, folders, names in os.walk(folder):
-        folders[:] = [each for each in folders if not _is_left_out(above, each)]
-        for name in names:
-            if name.endswith(".py"):
-                path = Path(above, name)
-                try:
-                    yield path, path.stat().st_mtime_ns
-                except OSError:  # removed in between
-                    continue
+    from watchfiles import PythonFilter, watch
 
-
-def _is_left_out(above: str, name: str) -> bool:
-    return name.startswith(".") or name in ("__pycache__", "node_modules") or Path(above, name, "pyvenv.cfg").exists()
-
-
-def differing(before: Mapping[Path, int], now: Mapping[Path, int]) -> list[Path]:
-    """The files that were added, removed or changed."""
-    return [path for path in {**before, **now} if before.get(path) != now.get(path)]
+    milliseconds = int(LOOK_EVERY * 1000)
+    for changes in watch(
+        folder, watch_filter=PythonFilter(), stop_event=stop, rust_timeout=milliseconds, yield_on_timeout=True
+    ):
+        yield sorted({Path(path) for _, path in changes})
 
 
 def syntax_problem(path: Path) -> str | None:

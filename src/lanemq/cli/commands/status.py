@@ -90,7 +90,7 @@ def _lines(broker: BrokerFigures) -> Iterator[tuple[str, str]]:
     yield (
         "leases",
         ", ".join(f"{count:.0f} {change}" for (change,), count in changes.items())
-        + (f"; {stale:.0f} requests of former owners"),
+        + (f"; {stale:.0f} requests of former owners refused"),
     )
     yield "lanes", _lanes(broker)
     yield "LOST", _lost(broker)

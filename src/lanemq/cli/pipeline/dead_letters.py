@@ -7,6 +7,7 @@ it does.
 from typing import TYPE_CHECKING
 
 import click
+from msgspec import to_builtins
 
 from lanemq.cli.options import InOrder, json_option
 from lanemq.cli.output import Grid, body_for_json, cell, plural, show
@@ -20,7 +21,6 @@ from lanemq.cli.pipeline.loading import (
 )
 
 if TYPE_CHECKING:
-    from lanemq.files import StorePath
     from lanemq.pipelines.operate.dead_letters import DeadLetterRecord
 
 LATE = "they come late: after everything that their keys have by then, and once each"
@@ -59,7 +59,7 @@ def list_dead_letters(place: str, name: str | None, key: str | None, everything:
     rows = [(each.id, each.key, each.state.value, each.attempts, each.stored_at, each.reason) for each in found]
     show(
         as_json,
-        lambda: [_document(each) for each in found],
+        lambda: found,
         Grid(("dead letter", "key", "state", "attempts", "stored", "reason"), rows, "no dead letters"),
         *([APPLIED_LATER] if any(each.state == "asked" for each in found) else []),
         *([_not_listed(letters)] if len(found) < len(letters) else []),
@@ -83,7 +83,7 @@ def show_dead_letter(place: str, id: str, name: str | None, as_json: bool) -> No
     rows = [(each.state.value, each.batch, each.attempts, each.reason) for each in found]
     show(
         as_json,
-        lambda: [_document(each) | {"value": body_for_json(each.value or b"")} for each in found],
+        lambda: [{**to_builtins(each), "value": body_for_json(each.value or b"")} for each in found],
         f"{id}: key {last.key}, message id {last.message_id}, stored {cell(last.stored_at)}",
         Grid(("state", "batch", "attempts", "reason"), rows),
         Grid(("value",), [(last.value,)]),
@@ -129,32 +129,3 @@ def _not_listed(letters: "list[DeadLetterRecord]") -> str:
     states = [each.state.value for each in letters]
     counts = ((states.count("redriven"), "redriven dead letter"), (states.count("settled"), "settled notice"))
     return f"not listed: {' and '.join(plural(*each) for each in counts if each[0])}; --all lists all"
-
-
-def kept_in(checkpoint: "StorePath") -> "tuple[int | None, StorePath | None]":
-    """The number of dead letters in the checkpoint, and their folder; None if they go to a sink of their own."""
-    from lanemq.pipelines.checkpoint.checkpoint import dead_letters_folder
-    from lanemq.pipelines.operate.dead_letters import count_dead_letters, has_dead_letters
-
-    folder = dead_letters_folder(checkpoint)
-    if not has_dead_letters(folder):
-        return None, None
-    return count_dead_letters(folder), folder
-
-
-def _document(letter: "DeadLetterRecord") -> dict[str, object]:
-    return {
-        "dead_letter": letter.id,
-        "topic": letter.topic,
-        "broker": letter.broker,
-        "queue": letter.queue_id,
-        "offset": letter.offset,
-        "key": letter.key,
-        "id": letter.message_id,
-        "tags": letter.tags,
-        "stored_at": letter.stored_at,
-        "state": letter.state.value,
-        "reason": letter.reason,
-        "attempts": letter.attempts,
-        "batch": letter.batch,
-    }

@@ -44,18 +44,19 @@ def parked() -> None:
 def list_lanes(place: str, name: str | None, held: bool, as_json: bool) -> None:
     """List keys that wait for an operator."""
     lanes = parked_lanes_at(place, name)
-    found, decided = lanes.waiting(held=held), lanes.requested()
+    keys = lanes.keys(held=held)
+    decided = any(key.decided for key in keys)
     rows = [
-        (each.lane, each.why.value, len(each.messages), each.failures, each.since, each.reason)
-        + ((_DECIDED.get(decided.get(each.lane, "")),) if decided else ())
-        for each in found
+        (key.key, key.state, key.messages, key.failures, key.since, key.reason)
+        + ((_DECIDED.get(key.decided or ""),) if decided else ())
+        for key in keys
     ]
     columns = ("key", "state", "messages", "failures", "since", "reason", *(("decided",) if decided else ()))
     show(
         as_json,
-        lambda: [lane_document(each, decided.get(each.lane)) for each in found],
+        lambda: keys,
         Grid(columns, rows, "no key waits for an operator"),
-        *([APPLIED_LATER] if any(each.lane in decided for each in found) else []),
+        *([APPLIED_LATER] if decided else []),
     )
 
 
@@ -67,6 +68,8 @@ def list_lanes(place: str, name: str | None, held: bool, as_json: bool) -> None:
 @pipeline_security_options
 def show_lane(place: str, key: str, name: str | None, as_json: bool) -> None:
     """Show the state of KEY, the reason, and the messages that wait."""
+    from lanemq.pipelines.operate.parked import waiting_key
+
     with refused():
         lane = parked_lanes_at(place, name).show(key)
     waiting = lane.held.messages if lane.held is not None else ()
@@ -77,7 +80,7 @@ def show_lane(place: str, key: str, name: str | None, as_json: bool) -> None:
             "key": key,
             "shard": lane.shard,
             "state": lane.state,
-            "held": _document(lane.held) if lane.held is not None else None,
+            "held": waiting_key(lane.held) if lane.held is not None else None,
             "messages": [
                 {"topic": each.topic, "broker": each.broker, "queue": each.queue_id, "offset": each.offset,
                  "id": each.message_id, "value": body_for_json(each.value or b'')} for each in waiting
@@ -176,21 +179,3 @@ def _report(what: str, lanes: "list[HeldLane]", messages: int, dry_run: bool, as
         f"{plural(messages, 'message')} of {plural(len(lanes), 'key')} {would} "
         + (what if dry_run else f"{what} by the running pipeline, or by its next start"),
     )
-
-
-def lane_document(lane: "HeldLane", decided: str | None) -> dict[str, object]:
-    """A lane of a list, with what an operator has asked for."""
-    return _document(lane) | {"decided": decided}
-
-
-def _document(lane: "HeldLane") -> dict[str, object]:
-    return {
-        "key": lane.lane,
-        "shard": lane.shard,
-        "state": lane.why.value,
-        "reason": lane.reason,
-        "messages": len(lane.messages),
-        "failures": lane.failures,
-        "since": lane.since,
-        "retry_at": lane.retry_at,
-    }

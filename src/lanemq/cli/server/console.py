@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from lanemq.cli.contexts import selected
 from lanemq.cli.listening import cannot_listen
 from lanemq.cli.options import CliError, connects, duration
 from lanemq.cli.output import log_to_stderr
@@ -128,15 +127,12 @@ def check_console_packages() -> None:
     """Raises `CliError` if a package of the extra `console` is missing; imports none of them."""
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
-        raise CliError(f"the console needs {' and '.join(missing)}: {install_extra('console')}")
+        raise CliError(f"the console needs {', '.join(missing)}: {install_extra('console')}")
 
 
 def _origin(context: click.Context, name: str) -> str:
-    """Where the value of an option came from; the server may come from the selected context."""
+    """Where the value of an option came from."""
     source = context.get_parameter_source(name)
     if source is ParameterSource.COMMANDLINE:
         return "command line"
-    if source is ParameterSource.ENVIRONMENT:
-        return "environment LANEMQ_SERVER"
-    chosen = selected() if name == "server" else None
-    return "default" if chosen is None else f"context {chosen[0]}"
+    return "environment LANEMQ_SERVER" if source is ParameterSource.ENVIRONMENT else "default"

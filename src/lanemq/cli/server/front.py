@@ -28,6 +28,11 @@ DEFAULT_LISTEN = f"127.0.0.1:{DEFAULT_PORT}"
 @click.command()
 @click.option("--listen", default=DEFAULT_LISTEN, show_default=True, metavar="HOST:PORT", help="Address to listen on.")
 @click.option(
+    "--advertise",
+    metavar="HOST:PORT",
+    help="Address of this front for clients, if several fronts share one; default: the one that a client asked.",
+)
+@click.option(
     "--retries",
     type=click.IntRange(-1),
     default=16,
@@ -61,6 +66,7 @@ DEFAULT_LISTEN = f"127.0.0.1:{DEFAULT_PORT}"
 def grpc(
     listen: str,
     server: str,
+    advertise: str | None,
     retries: int,
     dead_letter: Sequence[str],
     users: Path | None,
@@ -89,6 +95,7 @@ def grpc(
     options = FrontOptions(
         servers=server,
         listen=address,
+        advertise=None if advertise is None else parse_address(advertise, DEFAULT_PORT),
         retries=retries,
         dead_letter_groups=frozenset(dead_letter),
         monitor=None if monitor is None else parse_address(monitor, DEFAULT_MONITOR_PORT),

@@ -6,6 +6,7 @@ If one part ends, the others are stopped, and the command reports it. If the com
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -35,6 +36,7 @@ READY = {
     "console": re.compile(r"^LaneMQ console on (\S+).*\ntoken for changes: \S+\n", re.MULTILINE),
 }
 """What each part says when it is ready, with its address; the console says its token, too."""
+PIPELINE_FILE = Path(__file__).parents[2] / "testing" / "demo" / "shipments.py"
 DEMO_MEMBERS = (("shipping", "shipping-1"), ("shipping", "shipping-2"), ("billing", "billing-1"), ("mail", "mail-1"))
 
 
@@ -44,13 +46,15 @@ class UpParts:
 
     folder: Path
     running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    optional: set[str] = field(default_factory=set)
+    """Parts whose end is reported and stops nothing."""
     children: ChildProcesses = field(default_factory=ChildProcesses)
 
-    def start(self, name: str, *arguments: str) -> None:
+    def start(self, name: str, *arguments: str, environment: dict[str, str] | None = None) -> None:
         """Starts a part; its output goes to a file of its name. It does not get the terminal's Ctrl-C."""
         with self.log(name).open("wb") as out:
             self.running[name] = self.children.start(
-                [sys.executable, "-m", *arguments], stdout=out, stderr=out, stdin=subprocess.DEVNULL
+                [sys.executable, "-m", *arguments], environment, stdout=out, stderr=out, stdin=subprocess.DEVNULL
             )
 
     def log(self, name: str) -> Path:
@@ -67,15 +71,24 @@ class UpParts:
         raise CliError(f"the {name} did not start within {START_SECONDS:.0f} s; see {self.log(name)}")
 
     def check(self) -> None:
-        """Raises an error if a part has ended."""
-        for name, process in self.running.items():
+        """Raises an error if a part has ended; an optional one is only reported."""
+        for name, process in list(self.running.items()):
             code = process.poll()
-            if code is not None and code < 0:
-                raise CliError(f"the {name} was ended by {signal_name(-code)}; its log is {self.log(name)}")
-            if code is not None:
-                lines = self.log(name).read_text(errors="replace").strip().splitlines()
-                why = lines[-1].removeprefix("Error: ") if lines else f"no output; see {self.log(name)}"
-                raise CliError(f"the {name} ended: {why}")
+            if code is None:
+                continue
+            why = self._why_ended(name, code)
+            if name not in self.optional:
+                raise CliError(why)
+            del self.running[name]
+            click.echo(f"{why}; everything else keeps running")
+
+    def _why_ended(self, name: str, code: int) -> str:
+        if code < 0:
+            return f"the {name} was ended by {signal_name(-code)}; its log is {self.log(name)}"
+        lines = self.log(name).read_text(errors="replace").strip().splitlines()
+        return f"the {name} ended: " + (
+            lines[-1].removeprefix("Error: ") if lines else f"no output; see {self.log(name)}"
+        )
 
     def stop(self) -> None:
         """Stops the parts in turn, the broker last, so that members can commit and leave."""
@@ -130,7 +143,10 @@ def _wait(process: subprocess.Popen[bytes]) -> None:
     help="Address for RocketMQ 5's gRPC clients; left out if grpcio is not installed, or the default is in use.",
 )  # fmt: skip
 @console_options
-@click.option("--demo", is_flag=True, help="Add sample traffic: orders, a failing key, a slow consumer.")
+@click.option(
+    "--demo", is_flag=True,
+    help="Add sample traffic: orders, a failing key, a slow consumer and, if Spark and Java are there, a pipeline.",
+)  # fmt: skip
 def up(
     data: Path,
     listen: str,
@@ -145,8 +161,8 @@ def up(
     """Run a broker and its console.
 
     With --demo, also a producer and consumers that show what the console shows: some orders fail and are parked, one
-    group is slow, one gives messages up. With --history, the broker records its history there, too; --demo does so in
-    the data folder.
+    group is slow, one gives messages up. A pipeline fills a table, if Spark and Java are there. With --history, the
+    broker records its history there, too; --demo does so in the data folder.
     """
     check_console_packages()
     check_can_listen(parse_address(listen))
@@ -173,6 +189,7 @@ def up(
             server = parts.address("broker")
             if demo and history is not None:
                 _start_demo(parts, server, history)
+                console["pipelines"] = (*console["pipelines"], *_start_pipeline(parts, server, history))
             settings = as_arguments(history=history, **console)
             parts.start("console", "lanemq.cli.main", "console", "--server", server, "--listen", console_at, *settings)
             url = parts.address("console")
@@ -189,6 +206,21 @@ def _start_demo(parts: UpParts, server: str, history: Path) -> None:
     parts.start("producer", "lanemq.testing.demo.traffic", "send", server, str(history))
     for group, name in DEMO_MEMBERS:
         parts.start(name, "lanemq.testing.demo.traffic", "consume", server, str(history), group, name)
+
+
+def _start_pipeline(parts: UpParts, server: str, history: Path) -> list[Path]:
+    """The checkpoint of the demonstration's pipeline; none if Spark or Java is missing."""
+    if find_spec("pyspark") is None or not (os.environ.get("JAVA_HOME") or shutil.which("java")):
+        click.echo("pipeline none: a pipeline needs the extra spark, and Java 17 or newer")
+        return []
+    folder = (parts.folder / "pipeline").absolute()
+    parts.optional.add("pipeline")
+    parts.start(
+        "pipeline", "lanemq.cli.main", "pipeline", "run", str(PIPELINE_FILE), "--master", "local[1]", "--quiet",
+        "--history", str(history),
+        environment={**os.environ, "LANEMQ_DEMO_SERVERS": server, "LANEMQ_DEMO_FOLDER": str(folder)},
+    )  # fmt: skip
+    return [folder / "shipments"]
 
 
 def _front_options(listen: str) -> list[str]:

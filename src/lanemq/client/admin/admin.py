@@ -77,7 +77,7 @@ from lanemq.wire.headers import (
     UpdateOffsetHeader,
 )
 from lanemq.wire.lane_bodies import LaneStateBody
-from lanemq.wire.lane_fields import LANE_CLIENT
+from lanemq.wire.lane_fields import LANE_CLIENT, REPORTED
 from lanemq.wire.properties import PropertyName
 from lanemq.wire.record import decode_offset_id
 from lanemq.wire.route_bodies import (
@@ -380,11 +380,17 @@ class Admin(AdminClient):
 
         Without those that mark discarded dead letters, and those that Apache brokers have for themselves.
         """
-        names: set[str] = set()
+        return sorted(self._groups())
+
+    def _groups(self) -> dict[str, bool]:
+        """The groups, and whether a program that is no member reports the offsets."""
+        groups: dict[str, bool] = {}
         for address, _ in self._calls.masters().values():
             reply = self._calls.ask(address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
-            names |= SubscriptionGroupTable.decode(reply.body).subscription_group_table.keys()
-        return sorted(name for name in names if not is_internal_group(name))
+            for name, settings in SubscriptionGroupTable.decode(reply.body).subscription_group_table.items():
+                if not is_internal_group(name):
+                    groups[name] = groups.get(name, False) or REPORTED in settings.attributes
+        return groups
 
     def describe_group(self, group: str) -> GroupDescription:
         """Members, queues, offsets, lag and owners of a group."""

@@ -9,9 +9,9 @@ of a group that has the name of the dead-letter topic and never has members. Apa
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Protocol
+from typing import Literal, Protocol
 
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.topic_reader import TopicReader
@@ -36,6 +36,16 @@ class GroupDeadLetter:
 
     group: str
     message: Message
+    redriven: bool = False
+    """Whether a copy was sent; known after `with_states`."""
+
+    @property
+    def state(self) -> Literal["open", "redriven"]:
+        return "redriven" if self.redriven else "open"
+
+    @property
+    def key(self) -> str | None:
+        return self.message.key
 
     @property
     def id(self) -> str:
@@ -147,6 +157,11 @@ def was_redriven(admin: Admin, letter: GroupDeadLetter) -> bool:
         return bool(letter.topic and admin.find_key(letter.topic, letter.search_key, limit=1))
     except TopicNotFound:
         return False
+
+
+def with_states(admin: Admin, letters: Iterable[GroupDeadLetter]) -> list[GroupDeadLetter]:
+    """The letters with what became of each, for which a broker is asked about each."""
+    return [replace(letter, redriven=was_redriven(admin, letter)) for letter in letters]
 
 
 class CopySender(Protocol):

@@ -106,6 +106,8 @@ class GroupDescription:
     """Why a queue without an owner may have one; empty if it has none."""
     coordinator: str = ""
     """The coordinator that keeps its leases, offsets and lanes; empty if the brokers do."""
+    reported: bool = False
+    """A program that is no member, such as a Spark query, reports how far it has read. Known from LaneMQ brokers."""
 
     @property
     def lag(self) -> int:

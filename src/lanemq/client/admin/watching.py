@@ -5,10 +5,12 @@ The requests are those of `Admin`, with as few of them as possible: owners are a
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+
+import msgspec
 
 from lanemq.client.admin.admin import OWNER_TIMEOUT, Admin
 from lanemq.client.admin.members import MemberReport, MemberReports, lane_view, name_owners
@@ -74,6 +76,27 @@ class BrokerSetting:
     """Where the value came from, such as `command line`; empty if it is the default, or the broker does not say."""
 
 
+class UserView(msgspec.Struct, frozen=True):
+    """A user of a broker and what it may do, without its secret. Rights are `PUB`, `SUB`, `PUB|SUB` or `DENY`."""
+
+    access_key: str
+    admin: bool
+    """Whether the user may do everything."""
+    topics: dict[str, str]
+    groups: dict[str, str]
+    default_topic: str
+    """The right for topics that are not listed."""
+    default_group: str
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerUsers:
+    """The users of a broker; None if everything is allowed to everyone, or the broker does not say."""
+
+    broker: str
+    users: tuple[UserView, ...] | None
+
+
 @dataclass(frozen=True, slots=True)
 class HeldLaneView:
     """A lane that waits in its member, for the next attempt or, if it is parked there, for a person."""
@@ -111,6 +134,9 @@ class MemberHeldLanes:
     unknown: tuple[UnknownMember, ...] = ()
 
 
+_USERS = msgspec.json.Decoder(tuple[UserView, ...])
+
+
 class WatchAdmin(Admin):
     """`Admin` with the questions of a console. Blocking; not thread-safe."""
 
@@ -136,9 +162,7 @@ class WatchAdmin(Admin):
     def broker_settings(self) -> tuple[BrokerSetting, ...]:
         """The options of every broker."""
         settings: list[BrokerSetting] = []
-        for name, (address, lane) in sorted(self._calls.masters().items()):
-            body = self._calls.ask(address, RequestCode.GET_BROKER_CONFIG).body.decode("utf-8", "replace")
-            lines = dict(line.split("=", 1) for line in body.splitlines() if "=" in line and not line.startswith("#"))
+        for name, (lane, lines) in self._configs():
             changed = lines.pop("laneSet", "").split(",")
             for option, value in lines.items():
                 own = option.removeprefix(LANE_OPTION)
@@ -151,13 +175,29 @@ class WatchAdmin(Admin):
                     )
         return tuple(settings)
 
+    def broker_users(self) -> tuple[BrokerUsers, ...]:
+        """The users of every LaneMQ broker."""
+        return tuple(
+            BrokerUsers(name, _USERS.decode(lines["laneUsers"]) if "laneUsers" in lines else None)
+            for name, (lane, lines) in self._configs()
+            if lane
+        )
+
+    def _configs(self) -> Iterator[tuple[str, tuple[bool, dict[str, str]]]]:
+        """The configuration of every broker, and whether it is a LaneMQ broker."""
+        for name, (address, lane) in sorted(self._calls.masters().items()):
+            body = self._calls.ask(address, RequestCode.GET_BROKER_CONFIG).body.decode("utf-8", "replace")
+            lines = (line.split("=", 1) for line in body.split("\n") if "=" in line and not line.startswith("#"))
+            yield name, (lane, {option: value.rstrip("\r") for option, value in lines})
+
     def describe_groups(self, group: str | None = None) -> tuple[tuple[GroupDescription, ...], tuple[LeaseView, ...]]:
         """All groups with their owners, and all leases; or those of one group."""
         leases, silent = self.leases(group)
         by_group: dict[str, list[LeaseView]] = {}
         for lease in leases:
             by_group.setdefault(lease.group, []).append(lease)
-        groups = [self.group_progress(name) for name in (self.groups() if group is None else (group,))]
+        known = self._groups() if group is None else {group: False}
+        groups = [replace(self.group_progress(name), reported=known[name]) for name in sorted(known)]
         self._reports = self.member_reports(groups) if silent else {}
         return tuple(name_owners(each, by_group.get(each.group, ()), silent, self._reports) for each in groups), leases
 

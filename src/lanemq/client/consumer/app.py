@@ -45,6 +45,7 @@ from lanemq.model.checks import check_text
 from lanemq.model.errors import Closed, InvalidOption, UsageError
 from lanemq.model.keys import Key, key_text
 from lanemq.net.address import Servers
+from lanemq.net.fast_loop import plain_loop
 
 H = TypeVar("H", bound=Callable[..., Any])
 M = TypeVar("M", bound=Middleware)
@@ -155,7 +156,8 @@ class App:
                 "app.run() needs a thread without an event loop, and one runs here, as in a notebook or in async code: "
                 "use `app.start()` and later `app.stop()`, or `await app.run_async()`"
             )
-        asyncio.run(self.run_async())
+        with asyncio.Runner(loop_factory=plain_loop()) as runner:
+            runner.run(self.run_async())
 
     async def run_async(self) -> None:
         """`run` inside an event loop of the program; cancel it, or call `stop`, to end."""

@@ -9,7 +9,7 @@ handler runs longer keeps its lease until that ends by itself.
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeAlias
@@ -46,7 +46,7 @@ from lanemq.client.consumer.turns.workers import (
     Workers,
 )
 from lanemq.client.identity import new_client_id
-from lanemq.forking import tell_child
+from lanemq.forking import UNDERWAY, tell_child, tell_now
 from lanemq.model.errors import Closed, GroupConflict, InvalidOption, LaneError, UsageError
 from lanemq.model.units import QueueOffset
 from lanemq.net.address import Address
@@ -89,11 +89,13 @@ class ConsumerEngine:
         self._workers: list[Workers] = []
 
         self.counts = ConsumerCounts()
-        by_topic = {each.topic: each for each in self._with_retries(subscriptions)}
+        self._make = make
+        self._by_topic = {each.topic: each for each in self._with_retries(subscriptions)}
+        """What brokers are told that this member subscribes to."""
         self.subscriptions = {
-            topic: ActiveSubscription(each, make(each, options.clock)) for topic, each in by_topic.items()
+            topic: ActiveSubscription(each, make(each, options.clock)) for topic, each in self._by_topic.items()
         }
-        link = connect(options, self.client_id, by_topic, self._request_received, self._connection_lost)
+        link = connect(options, self.client_id, self._by_topic, self._request_received, self._connection_lost)
         self._pool, self._routes, calls, self.heartbeat = link
         self._coordination = calls.coordination
         self.dead_letters = DeadLetterSender(options, calls)
@@ -106,7 +108,9 @@ class ConsumerEngine:
         self.leases = LeaseKeeper(
             options, calls, self.assignment, self.progress.renewed, self.heartbeat.send_again_to, self.move
         )
-        self._puller = Puller(options, calls, self.heartbeat, self.assignment, self.progress, self._tasks)
+        self._puller = Puller(
+            options, calls, self.heartbeat, self.assignment, self.progress, self._tasks, self._unreachable
+        )
         self._hand_over = HandOver(options, self.assignment, self.leases, self.progress)
         keepers = QueueKeepers(self.leases, self.progress, self._puller, self._hand_over)
         self.rebalancer = Rebalancer(
@@ -176,6 +180,8 @@ class ConsumerEngine:
 
     def check_process(self) -> None:
         """Raises `UsageError` in a child of the process that started the consumer."""
+        if UNDERWAY:
+            tell_now()
         if self.in_child:
             raise started_in_parent()
 
@@ -221,6 +227,34 @@ class ConsumerEngine:
             thread_workers.start()
             self._workers.append(thread_workers)
 
+    def change_topics(self, added: Sequence[Subscription], removed: Iterable[str]) -> None:
+        """Consumes other topics from now on. Called on the event loop, and only if the user takes the messages.
+
+        A queue of a removed topic is handed over when its runs have ended, however long that takes.
+        """
+        for topic in removed:
+            self._by_topic.pop(topic, None)
+            self.subscriptions[topic].wanted = False
+        for each in added:
+            self._by_topic[each.topic] = each
+            active = self.subscriptions.get(each.topic)
+            if active is None:
+                active = self.subscriptions[each.topic] = ActiveSubscription(each, self._make(each, self.options.clock))
+                active.scheduler.call_on_parked(self.progress.wake)
+            active.wanted = True
+        self.heartbeat.changed()
+        self._trigger.now()
+
+    def withdraw(self) -> None:
+        """Asks for no queue any more: while a stop waits for some, each of the others goes to another member at once.
+
+        Called on the event loop, before `stop`. An Apache broker would forget the topics for the whole group.
+        """
+        if self.heartbeat.only_lanemq():
+            self._by_topic.clear()
+            self.heartbeat.changed()
+            self.spawn(self.heartbeat.send_to_all())
+
     # requests of brokers, and lost connections
 
     def rebalance(self) -> None:
@@ -248,6 +282,11 @@ class ConsumerEngine:
             self.progress.report_again(broker)
         for topic in self.subscriptions:
             self._routes.unreachable(topic)
+        self._trigger.soon()
+
+    def _unreachable(self, topic: str) -> None:
+        """Looks soon where the brokers of a topic are: the name servers may know a new master late."""
+        self._routes.unreachable(topic)
         self._trigger.soon()
 
     def _brokers_at(self, connection: Connection) -> set[str]:
@@ -402,6 +441,8 @@ class EngineThread:
 
     def check_process(self) -> None:
         """Raises `UsageError` in a child of the process that started the consumer."""
+        if UNDERWAY:
+            tell_now()
         if self.in_child:
             raise started_in_parent()
 

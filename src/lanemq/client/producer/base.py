@@ -42,7 +42,7 @@ from lanemq.client.receipt import Receipt, Receipts
 from lanemq.client.routing import CachedRoutes
 from lanemq.client.topic_route import TopicRoute
 from lanemq.clock import Clock, SystemClock
-from lanemq.forking import tell_child
+from lanemq.forking import UNDERWAY, tell_child, tell_now
 from lanemq.model.checks import seconds
 from lanemq.model.errors import Closed, ConnectFailed, LaneError, RequestTimedOut, TransportError
 from lanemq.model.figures import Metric, MetricSample
@@ -141,6 +141,8 @@ class ProducerBase(ABC, Generic[L]):
         """Gives up connections and messages without a word to the broker: the parent continues with them."""
 
     def _check_child(self) -> None:
+        if UNDERWAY:
+            tell_now()
         if self._in_child:
             self._check_open()
 

@@ -59,6 +59,7 @@ from lanemq.client.receipt import Receipt, Receipts
 from lanemq.client.routing import BlockingRoutes
 from lanemq.client.topic_route import TopicRoute
 from lanemq.clock import Clock, SystemClock
+from lanemq.forking import UNDERWAY, tell_now
 from lanemq.model.errors import LaneError, TransportError, UsageError
 from lanemq.model.keys import Key
 from lanemq.model.names import check_topic
@@ -156,6 +157,8 @@ class Producer(ProducerBase[ProducerLink]):
         If the message fails, its key is frozen: later messages of the key fail with `LaneFrozen` until `resume` or
         `drop`. Other keys continue.
         """
+        if UNDERWAY:
+            tell_now()
         if not arguments and key is not None:
             taken: Future[Receipt] | None = self._take(topic, key, value)
             if taken is not None:
@@ -348,6 +351,8 @@ class Producer(ProducerBase[ProducerLink]):
 
     def _route(self, topic: str) -> tuple[TopicRoute, float]:
         """The route of the topic, and how many seconds the call may still wait."""
+        if UNDERWAY:
+            tell_now()
         if self._closing:
             self._check_open()
         seconds, route = self._options.timeout, self._routes.cached(topic)
@@ -458,6 +463,8 @@ class Producer(ProducerBase[ProducerLink]):
         return self._inside == me or (me in CLIENT_THREADS and not self._guard.in_callback)
 
     def _check_may_wait(self, call: str) -> None:
+        if UNDERWAY:
+            tell_now()
         if self._guard.in_callback:
             raise UsageError(
                 f"{call}() inside a callback of submit() would wait for the thread it runs on: use submit() there, "

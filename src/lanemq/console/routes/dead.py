@@ -23,13 +23,14 @@ from lanemq.client.admin.dead_letters import (
     read_dead_letter,
     read_dead_letters,
     send_again,
-    was_redriven,
+    with_states,
 )
 from lanemq.client.producer.producer import Producer
 from lanemq.client.security import SecuritySettings
 from lanemq.console.links import dead_link, of_form
 from lanemq.console.screens import Console, Context, Screen, back, console_of, routes_of
-from lanemq.console.views.dead import dead_change, dead_letter_view, dead_letters_view
+from lanemq.console.views.dead import dead_change, dead_letters_view
+from lanemq.console.views.messages import message_view
 from lanemq.model.errors import UsageError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.wording import plural
@@ -38,9 +39,6 @@ MAX_SHOWN = 100
 """Dead letters that a list shows. For each of them a broker is asked whether it was redriven."""
 MAX_CHANGED = 1_000
 """Dead letters that one redrive or discard concerns, oldest first. `lanemq dead` has no limit."""
-
-Found = list[tuple[GroupDeadLetter, bool]]
-"""Dead letters, and whether each was redriven."""
 
 _one_redrive = threading.Lock()
 """Two redrives of the same dead letter at once would both find that it was not redriven yet."""
@@ -51,9 +49,9 @@ async def _list(console: Console, request: Request) -> Context:
     group, key = request.query_params.get("group", ""), request.query_params.get("key", "")
     names = tuple(each.group for each in now.dead if each.messages and group in ("", each.group))
 
-    def read() -> Found:
+    def read() -> list[GroupDeadLetter]:
         letters = (each for name in names for each in read_dead_letters(console.settings.server, name))
-        return _with_states(console, islice((each for each in letters if key in ("", each.message.key)), MAX_SHOWN))
+        return _with_states(console, islice((each for each in letters if key in ("", each.key)), MAX_SHOWN))
 
     found = await console.reading.ask(("dead", names, key), read)
     title = f"Dead letters of {group}" if group else "Dead letters"
@@ -69,7 +67,8 @@ async def _one(console: Console, request: Request) -> Context:
         )
     except UsageError as error:
         raise HTTPException(404, str(error)) from None
-    return {"title": f"Dead letter {id}", "view": dead_letter_view(*found[0])}
+    (letter,) = found
+    return {"title": f"Dead letter {id}", "letter": letter, "shown": message_view(letter.message)}
 
 
 async def _redriving(console: Console, request: Request) -> Context:
@@ -83,7 +82,7 @@ async def _discarding(console: Console, request: Request) -> Context:
 async def _preview(console: Console, request: Request, *, redrive: bool) -> Context:
     named = {name: request.query_params.get(name, "") for name in ("group", "id", "key")}
 
-    def read() -> Found:
+    def read() -> list[GroupDeadLetter]:
         choose = _to_redrive if redrive else _to_discard
         return _with_states(console, islice(choose(console, named), MAX_CHANGED))
 
@@ -95,9 +94,9 @@ async def _preview(console: Console, request: Request, *, redrive: bool) -> Cont
     return {"named": named, "change": change, "max_shown": MAX_SHOWN, "max_changed": MAX_CHANGED}
 
 
-def _with_states(console: Console, letters: Iterable[GroupDeadLetter]) -> Found:
+def _with_states(console: Console, letters: Iterable[GroupDeadLetter]) -> list[GroupDeadLetter]:
     with Admin(console.settings.server) as admin:
-        return [(each, was_redriven(admin, each)) for each in letters]
+        return with_states(admin, letters)
 
 
 def _to_redrive(console: Console, named: Mapping[str, str]) -> list[GroupDeadLetter]:
@@ -109,7 +108,7 @@ def _to_redrive(console: Console, named: Mapping[str, str]) -> list[GroupDeadLet
         return [letter]
     key = named.get("key")
     with Admin(server) as admin:
-        wanted = (each for each in read_dead_letters(server, group) if not key or each.message.key == key)
+        wanted = (each for each in read_dead_letters(server, group) if not key or each.key == key)
         return open_dead_letters(admin, islice(wanted, MAX_CHANGED))
 
 

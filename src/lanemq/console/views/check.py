@@ -51,7 +51,7 @@ class CheckReport(msgspec.Struct):
     around: list[str] = []
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckView:
     """A report as the page shows it."""
 
@@ -87,7 +87,15 @@ def check_view(report: CheckReport, promises: Mapping[str, str] = INVARIANTS) ->
         ("Unknown", "warn", "The history is not complete, or the run did too little to say anything."),
     )
     broken = tuple((mark, promises.get(mark, ""), count) for mark, count in report.counts.items())
-    return CheckView(headline, level, explained, unjudged, report, broken, tuple(promises.items()))
+    return CheckView(
+        headline=headline,
+        level=level,
+        explained=explained,
+        unjudged=unjudged,
+        report=report,
+        promises=broken,
+        checked=tuple(promises.items()),
+    )
 
 
 def _unjudged(report: CheckReport) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from lanemq.client.admin.queue_progress import QueueBacklog
 from lanemq.client.admin.resets import ShownChange, shown_changes
 from lanemq.client.admin.views import BrokerFigures, GroupMember, OffsetChange
 from lanemq.clock import wall_time
@@ -27,7 +28,7 @@ BEHIND = (Drawn("behind", "accent", "behind"),)
 LATE = (Drawn("late", "warn", "s"),)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRow:
     """A group in the list."""
 
@@ -56,25 +57,6 @@ class GroupRow:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnedQueue:
-    """A queue of a group."""
-
-    topic: str
-    number: int
-    broker: str
-    offset: int
-    end: int
-    lag: int
-    """Messages that are not finished."""
-    lag_seconds: float | None
-    age_unknown: bool
-    owner: str | None
-    epoch: int | None
-    lease: float | None
-    """Seconds left."""
-
-
-@dataclass(frozen=True, slots=True)
 class LagRow:
     """How far a group was behind at one moment."""
 
@@ -93,7 +75,7 @@ class LagCourse:
     """The largest lag of all samples, not only of the rows."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupScreen:
     """One group."""
 
@@ -104,7 +86,7 @@ class GroupScreen:
     """The number of messages that the group has not finished."""
     late: Plot | None
     """The age of the oldest of them, in seconds."""
-    queues: tuple[OwnedQueue, ...]
+    queues: tuple[QueueBacklog, ...]
     members: tuple[tuple[GroupMember, int], ...]
     """Each member, and how many queues it owns."""
     waiting: tuple[WaitingRow, ...]
@@ -137,23 +119,7 @@ def group_view(name: str, now: Snapshot, trends: Trends, pipelines: Sequence[Pip
     if group is None:
         return None
     own = _of_group(name, pipelines)
-    queues = tuple(
-        OwnedQueue(
-            each.at.queue.topic,
-            each.at.queue.queue_id,
-            each.at.queue.broker,
-            each.at.offset,
-            each.at.end,
-            each.at.lag,
-            None if each.lag_ms is None else each.lag_ms / 1000,
-            each.age_unknown,
-            each.at.owner,
-            each.at.epoch,
-            None if each.lease_ms is None else each.lease_ms / 1000,
-        )
-        for each in group.queues
-    )
-    owned = {member.client_id: sum(each.owner == member.client_id for each in queues) for member in group.members}
+    owned = Counter(queue.at.owner for queue in group.queues)
     members = tuple((member, owned[member.client_id]) for member in group.members)
     waiting, not_listed = listed(
         (
@@ -172,15 +138,15 @@ def group_view(name: str, now: Snapshot, trends: Trends, pipelines: Sequence[Pip
         *_lost(name, now),
     )
     return GroupScreen(
-        _row(group, now, trends, own),
-        course,
-        plot(series, BEHIND, whole=True),
-        plot(series, LATE),
-        queues,
-        members,
-        waiting,
-        notes,
-        group.coordinator,
+        row=_row(group, now, trends, own),
+        course=course,
+        behind=plot(series, BEHIND, whole=True),
+        late=plot(series, LATE),
+        queues=group.queues,
+        members=members,
+        waiting=waiting,
+        notes=notes,
+        coordinator=group.coordinator,
     )
 
 
@@ -234,22 +200,22 @@ def _row(group: GroupNow, now: Snapshot, trends: Trends, pipelines: Sequence[Pip
     trend, rate = trends.trend(group.name), trends.done_rate(group.name)
     state, level = _state(group)
     return GroupRow(
-        group.name,
-        state,
-        level,
-        len(group.members),
-        group.topics,
-        group.lag,
-        group.lag_seconds,
-        trend,
-        rate,
-        drained_in(group.lag, trend, trends.drain_rate(group.name)),
-        _with(held, [None if each.status is None else each.held for each in pipelines]),
-        _with(parked, [None if each.status is None else each.parked for each in pipelines]),
-        _with(dead, [each.known_dead for each in pipelines]),
-        group.broadcasting,
-        ", ".join(each.name for each in pipelines),
-        pipeline_link(pipelines[0].number) if pipelines else "",
+        name=group.name,
+        state=state,
+        level=level,
+        members=len(group.members),
+        topics=group.topics,
+        lag=group.lag,
+        lag_seconds=group.lag_seconds,
+        trend=trend,
+        rate=rate,
+        drained_in=drained_in(group.lag, trend, trends.drain_rate(group.name)),
+        held=_with(held, [None if each.status is None else each.held for each in pipelines]),
+        parked=_with(parked, [None if each.status is None else each.parked for each in pipelines]),
+        dead=_with(dead, [each.known_dead for each in pipelines]),
+        broadcasting=group.broadcasting,
+        pipeline=", ".join(each.name for each in pipelines),
+        pipeline_link=pipeline_link(pipelines[0].number) if pipelines else "",
     )
 
 
@@ -271,6 +237,8 @@ def drained_in(lag: int, trend: Trend, drain_rate: float | None) -> str:
 def _state(group: GroupNow) -> tuple[str, str]:
     if group.members:
         return ("running", "good")
+    if group.reported:
+        return ("query", "none")
     return ("no member", "warn") if group.lag else ("offline", "none")
 
 

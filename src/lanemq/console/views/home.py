@@ -26,7 +26,7 @@ HELD_SECONDS = 1.0
 MAX_EVENTS_SHOWN = 10
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tile:
     """One question and its answer."""
 
@@ -127,7 +127,13 @@ def _up(now: Snapshot) -> Tile:
     else:
         answer, detail = "Up", f"{plural(up, 'broker')}, {plural(len(now.topics), 'topic')}"
     return Tile(
-        "Up", "Is it up?", answer, detail, level, "/settings", "Whether every broker answers and accepts messages."
+        name="Up",
+        question="Is it up?",
+        answer=answer,
+        detail=detail,
+        level=level,
+        link="/settings",
+        explained="Whether every broker answers and accepts messages.",
     )
 
 
@@ -136,8 +142,8 @@ def _why_unknown(now: Snapshot) -> str:
 
 
 def stalled(now: Snapshot) -> Iterator[GroupNow]:
-    """Groups that have messages to process and no member."""
-    return (group for group in now.groups if group.lag and not group.members)
+    """Groups that have messages to process and no member, although members are what they need."""
+    return (group for group in now.groups if group.lag and not group.members and not group.reported)
 
 
 def stopped(now: Snapshot, pipelines: Sequence[PipelineNow]) -> list[PipelineNow]:
@@ -186,13 +192,14 @@ def _stuck(now: Snapshot, pipelines: Sequence[PipelineNow]) -> Tile:
         level = "none"
         answer, detail = (answer, detail) if now.brokers else ("Unknown", _why_unknown(now))
     return Tile(
-        "Stuck",
-        "Is anything stuck?",
-        answer or ("Unknown" if unread else "Nothing"),
-        detail or "no key waits for a person",
-        level,
-        link,
-        "Keys parked after their retries, groups without a member, and pipelines that are behind and do not run.",
+        name="Stuck",
+        question="Is anything stuck?",
+        answer=answer or ("Unknown" if unread else "Nothing"),
+        detail=detail or "no key waits for a person",
+        level=level,
+        link=link,
+        explained="Keys parked after their retries, groups without a member, and pipelines that are behind and do not "
+        "run.",
     )
 
 
@@ -248,14 +255,15 @@ def _late(now: Snapshot, pipelines: Sequence[PipelineNow]) -> Tile:
         level = "none"
         answer, detail = (answer, detail) if now.brokers else ("Unknown", _why_unknown(now))
     return Tile(
-        "Late",
-        "How late are we?",
-        answer,
-        detail,
-        level,
-        link,
-        "How long ago the messages were stored that a group or a pipeline handles now. A key that is held between two "
-        "attempts does not make its group late: the oldest one stands beside. Parked messages do not count.",
+        name="Late",
+        question="How late are we?",
+        answer=answer,
+        detail=detail,
+        level=level,
+        link=link,
+        explained="How long ago the messages were stored that a group or a pipeline handles now. A key that is held "
+        "between two attempts does not make its group late: the oldest one is beside it. Parked messages do not "
+        "count.",
     )
 
 
@@ -293,14 +301,14 @@ def _failed(now: Snapshot, pipelines: Sequence[PipelineNow]) -> Tile:
         level = "none"
         answer, detail = (answer, detail) if now.brokers else ("Unknown", _why_unknown(now))
     return Tile(
-        "Failed",
-        "What failed?",
-        answer,
-        detail,
-        level,
-        link,
-        "Keys that wait for their next attempt or for a person, messages that were given up, and messages that "
-        "retention deleted before a group had finished them.",
+        name="Failed",
+        question="What failed?",
+        answer=answer,
+        detail=detail,
+        level=level,
+        link=link,
+        explained="Keys that wait for their next attempt or for a person, messages that were given up, and messages "
+        "that retention deleted before a group had finished them.",
     )
 
 
@@ -321,13 +329,13 @@ def _order(now: Snapshot, verdict: OrderVerdict | None) -> Tile:
             answer, level = "Not checked", "warn"
         detail = "the newest check failed"
     return Tile(
-        "Order",
-        "Is all in order?",
-        answer,
-        detail,
-        level,
-        "/check",
-        "The checker reads what brokers, producers and consumers recorded, and looks for a broken promise.",
+        name="Order",
+        question="Is all in order?",
+        answer=answer,
+        detail=detail,
+        level=level,
+        link="/check",
+        explained="The checker reads what brokers, producers and consumers recorded, and looks for a broken promise.",
     )
 
 

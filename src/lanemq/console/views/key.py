@@ -30,7 +30,7 @@ MAX_PAST = 100
 long history, and a page of them all would be slow."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JourneyTurn:
     """One recorded call of a handler for a message."""
 
@@ -58,18 +58,18 @@ class JourneyStep:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JourneyStop:
     """A message of the key, or a place where one is missing."""
 
     offset: int
     queue: int
-    sent_at: datetime | None
-    stored_at: datetime | None
-    tag: str | None
-    text: str
-    link: str
-    steps: tuple[JourneyStep, ...]
+    sent_at: datetime | None = None
+    stored_at: datetime | None = None
+    tag: str | None = None
+    text: str = ""
+    link: str = ""
+    steps: tuple[JourneyStep, ...] = ()
     turns: tuple[JourneyTurn, ...]
     missing: str = ""
     """Why the message should be here and is not; empty if it is here."""
@@ -91,7 +91,7 @@ class PastMessage:
     turns: tuple[JourneyTurn, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupLane:
     """The lane of the key in one group or pipeline."""
 
@@ -101,10 +101,10 @@ class GroupLane:
     state: StepState
     level: str
     sentence: str
-    owner: str | None
-    epoch: int | None
-    lease: float | None
-    members: int
+    owner: str | None = None
+    epoch: int | None = None
+    lease: float | None = None
+    members: int = 0
     done: int | None
     """This and the three that follow: None if it is not known."""
     pending: int | None
@@ -119,7 +119,7 @@ class GroupLane:
     """Owner, epoch and lease are those of a group."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KeyView:
     """The screen of one key."""
 
@@ -183,23 +183,23 @@ def key_view(
         if (queue, offset) not in shown and not _is_of_newer_topic(queue, offset, found[-1][1].at, facts.messages)
     )
     return KeyView(
-        facts.key,
-        facts.queue.topic,
-        facts.queue.queue_id,
-        facts.queue.broker,
-        facts.hashed.queue_id,
-        tuple(sorted({message.queue.queue_id for message in facts.messages} - {facts.hashed.queue_id})),
-        (
+        key=facts.key,
+        topic=facts.queue.topic,
+        queue=facts.queue.queue_id,
+        broker=facts.queue.broker,
+        hashed=facts.hashed.queue_id,
+        strays=tuple(sorted({message.queue.queue_id for message in facts.messages} - {facts.hashed.queue_id})),
+        groups=(
             *(_lane(each, doubt_about(each, pipelines)) for each in groups),
             *(_pipeline_lane(each, facts.messages) for each in pipelines),
         ),
-        tuple(sorted(stops, key=lambda stop: (stop.queue, stop.offset))),
-        len(facts.messages) >= limit,
-        history is not None,
-        history.complete if history is not None else False,
-        tuple(PastMessage(*place, tuple(turn for _, turn in of_place[place])) for place in past[-MAX_PAST:]),
-        max(0, len(past) - MAX_PAST),
-        facts.not_searched,
+        stops=tuple(sorted(stops, key=lambda stop: (stop.queue, stop.offset))),
+        is_cut=len(facts.messages) >= limit,
+        has_history=history is not None,
+        complete=history.complete if history is not None else False,
+        past=tuple(PastMessage(*place, tuple(turn for _, turn in of_place[place])) for place in past[-MAX_PAST:]),
+        past_left_out=max(0, len(past) - MAX_PAST),
+        not_searched=facts.not_searched,
     )
 
 
@@ -214,8 +214,10 @@ def _missing(
     present = {(message.queue.queue_id, message.queue_offset) for message in messages}
     return [
         JourneyStop(
-            offset, queue, None, None, None, "", "", (), tuple(turn for _, turn in turns.get((queue, offset), ())),
-            "a producer recorded that it is stored, and the broker does not have it",
+            offset=offset,
+            queue=queue,
+            turns=tuple(turn for _, turn in turns.get((queue, offset), ())),
+            missing="a producer recorded that it is stored, and the broker does not have it",
         )
         for (queue, offset), at in history.acknowledged.items()
         if (queue, offset) not in present and offset >= first_kept.get(queue, 0)
@@ -246,15 +248,15 @@ def _stop(
     steps = [(each.group, *step_of(each, offset, doubt_about(each, pipelines))) for each in here]
     steps += ((_name(each), *each.step(queue, offset)) for each in pipelines)
     return JourneyStop(
-        offset,
-        queue.queue_id,
-        message.born_at,
-        message.stored_at,
-        message.tag,
-        preview(body_start(message, PREVIEW_BYTES)),
-        message_link(queue, offset),
-        tuple(JourneyStep(name, state, LEVELS[state], detail) for name, state, detail in steps),
-        tuple(turn for id, turn in turns.get((queue.queue_id, offset), ()) if _is_about(message, id, turn)),
+        offset=offset,
+        queue=queue.queue_id,
+        sent_at=message.born_at,
+        stored_at=message.stored_at,
+        tag=message.tag,
+        text=preview(body_start(message, PREVIEW_BYTES)),
+        link=message_link(queue, offset),
+        steps=tuple(JourneyStep(name, state, LEVELS[state], detail) for name, state, detail in steps),
+        turns=tuple(turn for id, turn in turns.get((queue.queue_id, offset), ()) if _is_about(message, id, turn)),
     )
 
 
@@ -273,12 +275,11 @@ def _pipeline_lane(key: KeyInPipeline, messages: Sequence[Message]) -> GroupLane
     count = Counter(state for state, _ in steps)
     held = key.shown.held if key.shown is not None else None
     number = key.pipeline.number
-    dead, waiting = count["dead letter"], held.messages if held is not None else 0
-    status = key.pipeline.status
-    dead_known = not key.unread and (dead > 0 or status is None or status.dead_letters_by_state is not None)
+    dead, waiting = count["dead letter"], len(held.messages) if held is not None else 0
+    dead_known = not key.unread and (dead > 0 or key.pipeline.known_dead is not None)
     state: StepState = "done" if count["done"] else "waiting"
     if held is not None:
-        state = "parked" if held.state == "parked" else "held"
+        state = "parked" if held.why.value == "parked" else "held"
         who = "a person: it was parked" if state == "parked" else "its next attempt, which the pipeline makes by itself"
         sentence = f"Waits for {who}. {_waiting(waiting)}, in order."
     elif key.unread:
@@ -291,21 +292,21 @@ def _pipeline_lane(key: KeyInPipeline, messages: Sequence[Message]) -> GroupLane
     else:
         sentence = "All messages are finished." if count["done"] else "The key has no messages."
     return GroupLane(
-        _name(key),
-        pipeline_link(number),
-        state,
-        LEVELS[state],
-        sentence,
-        None,
-        None,
-        None,
-        0,
-        None if key.unread else count["done"],
-        None if key.unread else count["waiting"],
-        None if key.unread and held is None else waiting,
-        dead if dead_known else None,
-        pipeline_link(number, "key", key=held.key) if held is not None else pipeline_link(number) if dead else "",
-        held.reason if held is not None else "",
+        group=_name(key),
+        link=pipeline_link(number),
+        state=state,
+        level=LEVELS[state],
+        sentence=sentence,
+        done=None if key.unread else count["done"],
+        pending=None if key.unread else count["waiting"],
+        parked=None if key.unread and held is None else waiting,
+        dead=dead if dead_known else None,
+        inspect=pipeline_link(number, "key", key=held.lane)
+        if held is not None
+        else pipeline_link(number)
+        if dead
+        else "",
+        error=held.reason if held is not None else "",
         is_pipeline=True,
     )
 
@@ -318,21 +319,21 @@ def _lane(progress: KeyProgress, doubt: str) -> GroupLane:
         state, sentence = "unknown", f"Not known: {doubt}."
     parked, left = progress.parked, progress.progress.lease_ms
     return GroupLane(
-        progress.group,
-        group_link(progress.group),
-        state,
-        LEVELS[state],
-        sentence,
-        progress.progress.at.owner,
-        progress.progress.at.epoch,
-        None if left is None else left / 1000,
-        progress.members,
-        None if doubt else progress.done,
-        len(progress.pending),
-        0 if parked is None else parked.messages,
-        len(progress.dead),
-        parked_row(parked).link if parked is not None else dead_link(progress.group) if progress.dead else "",
-        _error(progress),
+        group=progress.group,
+        link=group_link(progress.group),
+        state=state,
+        level=LEVELS[state],
+        sentence=sentence,
+        owner=progress.progress.at.owner,
+        epoch=progress.progress.at.epoch,
+        lease=None if left is None else left / 1000,
+        members=progress.members,
+        done=None if doubt else progress.done,
+        pending=len(progress.pending),
+        parked=0 if parked is None else parked.messages,
+        dead=len(progress.dead),
+        inspect=parked_row(parked).link if parked is not None else dead_link(progress.group) if progress.dead else "",
+        error=_error(progress),
     )
 
 
@@ -412,15 +413,15 @@ def _turn(recorded: RecordedTurn, clock: ClockPair) -> JourneyTurn:
     is_turn = recorded.ended is not None and recorded.what in _OUTCOMES
     seconds = max(0, (recorded.ended or 0) - recorded.began) / 1e9 if is_turn else None
     return JourneyTurn(
-        recorded.process,
-        recorded.group,
-        _TURN_WORDS.get(recorded.what, recorded.what),
-        _TURN_LEVELS.get(recorded.what, "bad"),
-        clock.time(recorded.began),
-        seconds,
-        recorded.attempt,
-        recorded.why if recorded.what in _FAILED else "",
-        "" if recorded.what in _FAILED else recorded.why,
+        worker=recorded.process,
+        group=recorded.group,
+        what=_TURN_WORDS.get(recorded.what, recorded.what),
+        level=_TURN_LEVELS.get(recorded.what, "bad"),
+        at=clock.time(recorded.began),
+        seconds=seconds,
+        attempt=recorded.attempt,
+        error=recorded.why if recorded.what in _FAILED else "",
+        detail="" if recorded.what in _FAILED else recorded.why,
     )
 
 

@@ -29,7 +29,7 @@ MAX_SEARCHED_BYTES = 16 << 20
 MAX_HEX_BYTES = 4096
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MessageRow:
     """A message in a list."""
 
@@ -45,18 +45,23 @@ class MessageRow:
     key_link: str
 
 
+def preview_of(message: Message) -> str:
+    """The beginning of the body as one line."""
+    return preview(body_start(message, PREVIEW_BYTES))
+
+
 def message_row(message: Message) -> MessageRow:
     return MessageRow(
-        message.queue.topic,
-        message.queue.queue_id,
-        message.queue.broker,
-        message.queue_offset,
-        message.key,
-        message.tag,
-        message.stored_at,
-        preview(body_start(message, PREVIEW_BYTES)),
-        message_link(message.queue, message.queue_offset),
-        key_link(message.queue.topic, message.key),
+        topic=message.queue.topic,
+        queue=message.queue.queue_id,
+        broker=message.queue.broker,
+        offset=message.queue_offset,
+        key=message.key,
+        tag=message.tag,
+        stored_at=message.stored_at,
+        text=preview_of(message),
+        link=message_link(message.queue, message.queue_offset),
+        key_link=key_link(message.queue.topic, message.key),
     )
 
 
@@ -163,7 +168,7 @@ class GroupPlace:
     link: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MessageView:
     """One message."""
 
@@ -185,18 +190,18 @@ class MessageView:
 def message_view(message: Message, places: tuple[GroupPlace, ...] = ()) -> MessageView:
     body, record = body_start(message, MAX_SHOWN_BYTES + 1), message.record
     return MessageView(
-        message_row(message),
-        message.message_id,
-        message.stored_id,
-        message.born_at,
-        record.born_host,
-        _size(message, body),
-        _json(body),
-        printable_lines(_text(body))[:MAX_BODY_CHARS],
-        "\n".join(_hex_lines(body[:MAX_HEX_BYTES])),
-        len(body) > MAX_HEX_BYTES,
-        tuple(sorted((name, printable(value)) for name, value in message.properties.items())),
-        places,
+        row=message_row(message),
+        message_id=message.message_id,
+        stored_id=message.stored_id,
+        sent_at=message.born_at,
+        sent_from=record.born_host,
+        size=_size(message, body),
+        json=_json(body),
+        text=printable_lines(_text(body))[:MAX_BODY_CHARS],
+        hex="\n".join(_hex_lines(body[:MAX_HEX_BYTES])),
+        cut=len(body) > MAX_HEX_BYTES,
+        properties=tuple(sorted((name, printable(value)) for name, value in message.properties.items())),
+        groups=places,
     )
 
 

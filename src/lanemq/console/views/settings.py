@@ -22,7 +22,7 @@ class SettingRow:
     """The value in larger units, if it is a size or a long time."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerRow:
     """One broker and its figures."""
 
@@ -87,14 +87,14 @@ def _broker(view: BrokerView) -> BrokerRow:
     used = info.get("commitLogDiskRatio", "")
     stale = BrokerFigures(view.name, view.address, view.lane, info).number("lanemq_stale_requests_total")
     return BrokerRow(
-        view.name,
-        view.address,
-        "LaneMQ" if view.lane else info.get("brokerVersionDesc", "RocketMQ"),
-        view.error,
-        kept,
-        f"{float(used):.0%}" if used.replace(".", "", 1).isdecimal() else NONE,
-        number(int(info["putMessageTimesTotal"])) if info.get("putMessageTimesTotal", "").isdecimal() else NONE,
-        NONE if stale is None else number(int(stale)),
+        name=view.name,
+        address=view.address,
+        kind="LaneMQ" if view.lane else info.get("brokerVersionDesc", "RocketMQ"),
+        error=view.error,
+        log_bytes=kept,
+        disk_used=f"{float(used):.0%}" if used.replace(".", "", 1).isdecimal() else NONE,
+        stored=number(int(info["putMessageTimesTotal"])) if info.get("putMessageTimesTotal", "").isdecimal() else NONE,
+        stale=NONE if stale is None else number(int(stale)),
     )
 
 

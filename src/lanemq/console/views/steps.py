@@ -2,16 +2,20 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from lanemq.client.admin.key_progress import EACH_MEMBER, KeyProgress
 from lanemq.client.admin.views import LaneStateView
 from lanemq.clock import time_text
-from lanemq.console.views.pipelines import PipelineDeadLetter, PipelineNow, ShownLane
+from lanemq.console.views.pipelines import PipelineNow
 from lanemq.core.consuming.views import LaneActivity
 from lanemq.core.lane_status import LaneStatus
 from lanemq.model.queue import MessageQueue
 from lanemq.model.wording import plural
+
+if TYPE_CHECKING:
+    from lanemq.pipelines.operate.dead_letters import DeadLetterRecord
+    from lanemq.pipelines.operate.parked import LaneState
 
 StepState = Literal["done", "running", "held", "parked", "redriving", "in retry", "waiting", "dead letter", "unknown"]
 
@@ -93,9 +97,9 @@ class KeyInPipeline:
     """What a pipeline's checkpoint says about one key."""
 
     pipeline: PipelineNow
-    shown: ShownLane | None = None
+    shown: "LaneState | None" = None
     """The key's waiting messages; None if none wait."""
-    letters: Sequence[PipelineDeadLetter] = ()
+    letters: "Sequence[DeadLetterRecord]" = ()
     problem: str = ""
     """What could not be read."""
 
@@ -114,16 +118,17 @@ class KeyInPipeline:
         The offset that a pipeline commits has passed what it parked or gave up, so its checkpoint decides.
         """
         place = (queue.topic, queue.broker, queue.queue_id, offset)
-        if self.shown is not None and self.shown.held is not None:
-            waiting = [(each.topic, each.broker, each.queue, each.offset) for each in self.shown.messages]
+        held = None if self.shown is None else self.shown.held
+        if held is not None:
+            waiting = [(each.topic, each.broker, each.queue_id, each.offset) for each in held.messages]
             if place in waiting:
-                state: StepState = "parked" if self.shown.held.state == "parked" else "held"
-                return state, self.shown.held.reason if place == waiting[0] else f"behind offset {waiting[0][3]}"
-        letters = [each for each in self.letters if (each.topic, each.broker, each.queue, each.offset) == place]
+                state: StepState = "parked" if held.why.value == "parked" else "held"
+                return state, held.reason if place == waiting[0] else f"behind offset {waiting[0][3]}"
+        letters = [each for each in self.letters if (each.topic, each.broker, each.queue_id, each.offset) == place]
         if any(each.state not in ("redriven", "notice", "settled") for each in letters):
             return "dead letter", letters[-1].reason or NO_REASON
         status = self.pipeline.status
         if status is None or self.unread:
             return "unknown", self.unread
-        done = {(each.topic, each.broker, each.queue): each.offset or 0 for each in status.queues}
+        done = {(queue.topic, queue.broker, queue.queue): queue.offset for queue in status.queues}
         return ("done", "") if offset < done.get(place[:3], 0) else ("waiting", "")

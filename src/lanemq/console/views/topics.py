@@ -18,7 +18,7 @@ ORDERS: dict[str, Order] = {"key": True, "global": "global", "none": False}
 """What the form calls each order."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TopicRow:
     """A topic in the list."""
 
@@ -46,7 +46,7 @@ class TopicReaderRow:
     """Share of the kept messages that are finished, 0 to 1."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TopicQueueRow:
     """A queue of a topic."""
 
@@ -93,13 +93,13 @@ def topic_view(name: str, now: Snapshot, trends: Trends) -> TopicView | None:
     groups = [group for group in now.groups if name in group.topics]
     queues = tuple(
         TopicQueueRow(
-            each.queue.queue_id,
-            each.queue.broker,
-            each.first,
-            each.end,
-            each.messages,
-            each.last_stored_at,
-            tuple(
+            number=each.queue.queue_id,
+            broker=each.queue.broker,
+            first=each.first,
+            end=each.end,
+            messages=each.messages,
+            newest=each.last_stored_at,
+            owners=tuple(
                 (group.name, at.at.owner)
                 for group in groups
                 for at in group.queues
@@ -116,14 +116,14 @@ def topic_view(name: str, now: Snapshot, trends: Trends) -> TopicView | None:
 def _row(topic: TopicDescription, now: Snapshot, trends: Trends, means: Mapping[str, float]) -> TopicRow:
     kept = sum(each.messages for each in topic.queues)
     return TopicRow(
-        topic.topic,
-        topic.ordered,
-        len(topic.queues),
-        kept,
-        means[topic.topic] * kept if topic.topic in means else None,
-        trends.stored_rate(topic.topic),
-        max((each.last_stored_at for each in topic.queues if each.last_stored_at is not None), default=None),
-        tuple(group.name for group in now.groups if topic.topic in group.topics),
+        name=topic.topic,
+        ordered=topic.ordered,
+        queues=len(topic.queues),
+        messages=kept,
+        size=means[topic.topic] * kept if topic.topic in means else None,
+        rate=trends.stored_rate(topic.topic),
+        newest=max((each.last_stored_at for each in topic.queues if each.last_stored_at is not None), default=None),
+        readers=tuple(group.name for group in now.groups if topic.topic in group.topics),
     )
 
 
@@ -145,7 +145,7 @@ def kept_for(settings: Mapping[str, str]) -> tuple[str, str]:
     return settings.get("retention", seconds), settings.get("retention_bytes", "")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NewTopicView:
     """What creating a topic will do, before it is done."""
 
@@ -189,14 +189,14 @@ def new_topic_view(topic: NewTopic, now: Snapshot) -> NewTopicView:
     found = now.topic(topic.name)
     fixed, rest = _later(topic)
     return NewTopicView(
-        topic,
-        tuple((each.name, each.address) for each in now.brokers),
-        tuple(each.name for each in now.brokers if each.error),
-        _problem(topic, found, len(now.brokers)),
-        found is not None,
-        {True: "by key", False: "not fixed", "global": "all messages in one order"}[topic.ordered],
-        fixed,
-        rest,
+        topic=topic,
+        brokers=tuple((each.name, each.address) for each in now.brokers),
+        away=tuple(each.name for each in now.brokers if each.error),
+        problem=_problem(topic, found, len(now.brokers)),
+        exists=found is not None,
+        order={True: "by key", False: "not fixed", "global": "all messages in one order"}[topic.ordered],
+        fixed=fixed,
+        open=rest,
     )
 
 

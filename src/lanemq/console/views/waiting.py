@@ -26,28 +26,28 @@ MAX_LISTED = 1_000
 _ORDER: dict[State, int] = {"parked": 0, "redriving": 1, "held": 2, "in retry": 3}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingRow:
     """A lane that waits, of a group or of a pipeline."""
 
     group: str
     """The name of the group, or of the pipeline."""
     group_link: str
-    topic: str
+    topic: str = ""
     """Empty for a pipeline: a key may have messages of several."""
-    broker: str
-    queue: int
+    broker: str = ""
+    queue: int = NO_QUEUE
     key: str | None
     state: State
     messages: int
-    first: int | None
+    first: int | None = None
     attempts: int
     since: datetime | None
-    retry_in: float | None
+    retry_in: float | None = None
     """Seconds until the next attempt; None if there is none by itself."""
     reason: str
     key_link: str
-    link: str
+    link: str = ""
     """The page that shows its messages, and offers to redrive or discard them; empty for a lane in a member."""
     chosen: str = ""
     """How a form names the lane to redrive it; empty if it is not parked at a broker."""
@@ -152,9 +152,6 @@ def pipeline_notes(pipelines: Iterable[PipelineNow]) -> list[str]:
     for each in pipelines:
         if each.status is None:
             notes.append(f"The list is not complete: pipeline {each.name} was not read: {each.problem}.")
-        elif each.status.lanes_left_out:
-            more = plural(each.status.lanes_left_out, "further key")
-            notes.append(f"The list is not complete: {more} of pipeline {each.name} wait; its page has all.")
     return notes
 
 
@@ -178,26 +175,23 @@ def waiting_rows(now: Snapshot) -> tuple[WaitingRow, ...]:
 
 
 def pipeline_rows(pipeline: PipelineNow, now: Snapshot) -> Iterator[WaitingRow]:
-    for lane in pipeline.status.lanes if pipeline.status is not None else ():
+    for lane in pipeline.keys:
         retry_in = None if lane.retry_at is None else (lane.retry_at - wall_time(now.taken)).total_seconds()
         link = pipeline_link(pipeline.number, "key", key=lane.key)
         key = None if lane.key.startswith("\0") else lane.key
         yield WaitingRow(
-            pipeline.name,
-            pipeline_link(pipeline.number),
-            "",
-            "",
-            pipeline.number,
-            key,
-            "parked" if lane.state == "parked" else "held",
-            lane.messages,
-            None,
-            lane.failures,
-            lane.since,
-            None if retry_in is None else max(0.0, retry_in),
-            lane.reason,
-            link if key is not None else pipeline_link(pipeline.number),
-            link if key is not None else pipeline_link(pipeline.number),
+            group=pipeline.name,
+            group_link=pipeline_link(pipeline.number),
+            queue=pipeline.number,
+            key=key,
+            state="parked" if lane.state == "parked" else "held",
+            messages=lane.messages,
+            attempts=lane.failures,
+            since=lane.since,
+            retry_in=None if retry_in is None else max(0.0, retry_in),
+            reason=lane.reason,
+            key_link=link if key is not None else pipeline_link(pipeline.number),
+            link=link if key is not None else pipeline_link(pipeline.number),
             asked=(lane.decided or "").replace("_", " "),
         )
 
@@ -206,22 +200,21 @@ def parked_row(lane: ParkedLaneView) -> WaitingRow:
     queue = lane.queue
     named = lane_query(lane.group, queue.topic, queue.broker, queue.queue_id, lane.key)
     return WaitingRow(
-        lane.group,
-        group_link(lane.group),
-        queue.topic,
-        queue.broker,
-        queue.queue_id,
-        lane.key,
-        lane.status.value,
-        lane.messages,
-        lane.first,
-        lane.attempts,
-        lane.parked_since,
-        None,
-        lane.reason or "no reason given",
-        key_link(queue.topic, lane.key),
-        f"/waiting/lane?{named}",
-        named if lane.status is LaneStatus.PARKED else "",
+        group=lane.group,
+        group_link=group_link(lane.group),
+        topic=queue.topic,
+        broker=queue.broker,
+        queue=queue.queue_id,
+        key=lane.key,
+        state=lane.status.value,
+        messages=lane.messages,
+        first=lane.first,
+        attempts=lane.attempts,
+        since=lane.parked_since,
+        reason=lane.reason or "no reason given",
+        key_link=key_link(queue.topic, lane.key),
+        link=f"/waiting/lane?{named}",
+        chosen=named if lane.status is LaneStatus.PARKED else "",
     )
 
 
@@ -233,21 +226,17 @@ def retry_rows(now: Snapshot) -> Iterator[WaitingRow]:
     for (group, topic, key), found in by_key.items():
         due = min((each.due for each in found if each.due is not None), default=None)
         yield WaitingRow(
-            group,
-            group_link(group),
-            topic,
-            "",
-            NO_QUEUE,
-            key,
-            "in retry",
-            len(found),
-            None,
-            max(each.attempts for each in found),
-            min(each.since for each in found),
-            None if due is None else max(0.0, (due - wall_time(now.taken)).total_seconds()),
-            "not stored with a retry: see the log of the member",
-            key_link(topic, key),
-            "",
+            group=group,
+            group_link=group_link(group),
+            topic=topic,
+            key=key,
+            state="in retry",
+            messages=len(found),
+            attempts=max(each.attempts for each in found),
+            since=min(each.since for each in found),
+            retry_in=None if due is None else max(0.0, (due - wall_time(now.taken)).total_seconds()),
+            reason="not stored with a retry: see the log of the member",
+            key_link=key_link(topic, key),
         )
 
 
@@ -255,21 +244,20 @@ def held_row(lane: HeldLaneView, now: Snapshot) -> WaitingRow:
     state = lane.state
     blocked = state.blocked_for
     return WaitingRow(
-        lane.group,
-        group_link(lane.group),
-        lane.queue.topic,
-        lane.queue.broker,
-        lane.queue.queue_id,
-        lane.key,
-        "parked" if lane.is_parked else "held",
-        state.waiting,
-        state.head,
-        state.attempts,
-        None if blocked is None else wall_time(now.taken) - timedelta(seconds=blocked),
-        state.retry_in,
-        state.reason or "no reason given",
-        key_link(lane.queue.topic, lane.key),
-        "",
+        group=lane.group,
+        group_link=group_link(lane.group),
+        topic=lane.queue.topic,
+        broker=lane.queue.broker,
+        queue=lane.queue.queue_id,
+        key=lane.key,
+        state="parked" if lane.is_parked else "held",
+        messages=state.waiting,
+        first=state.head,
+        attempts=state.attempts,
+        since=None if blocked is None else wall_time(now.taken) - timedelta(seconds=blocked),
+        retry_in=state.retry_in,
+        reason=state.reason or "no reason given",
+        key_link=key_link(lane.queue.topic, lane.key),
         is_whole_queue=lane.is_whole_queue,
         parked_in=lane.owner if lane.is_parked else "",
     )

@@ -3,7 +3,7 @@
 A broker has both in its data folder: `log/state/progress_rows`, and `StoredQueues` in `broker/storage/progress_keeper`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol, Self, TypeAlias
 
 from lanemq.core.brokering.lane_offsets import ChunkRow, LaneOffsets
@@ -120,6 +120,10 @@ class QueueLog(Protocol):
 
     def stored_before(self, queue: MessageQueue, offset: int) -> int:
         """When the last message before an offset was stored; 0 if there is none, or if that is not known."""
+
+    def left_out(self, queue: MessageQueue, start: int, end: int, tags: frozenset[int]) -> Iterator[list[int]]:
+        """The offsets from `start` to `end` whose messages have none of these tags (hash codes): ascending, some in
+        each step."""
 
     def is_young(self, queue: MessageQueue) -> bool:
         """Whether the queue is empty, or has its first message and that is recent."""

@@ -65,6 +65,8 @@ class ProgressTable:
         """`serial` must be above all serials of earlier starts; wall time is."""
         self.serial = serial
         """Of the last change of a lane by an operator."""
+        self.queues = 0
+        """How many queues of all groups are entered."""
         self._groups: dict[str, _OfGroup] = {}
         self._groups_of: dict[str, dict[str, None]] = {}
         """Topic → the groups with progress in it, so that its deletion costs by what it had. While a forgotten group is
@@ -186,6 +188,7 @@ class ProgressTable:
         gone = self._groups.pop(group, None)
         if gone is None:
             return Forgotten((), iter(()))
+        self.queues -= sum(len(topic.queues) for topic in gone.topics.values())
         for changes in self._watching:
             changes.forgotten.update((group, topic) for topic in gone.topics)
         return Forgotten((group,), self._free_group(group, gone))
@@ -199,6 +202,7 @@ class ProgressTable:
                 gone[group] = left = known.topics.pop(topic)
                 known.offset_bytes -= left.offset_bytes
                 known.lane_bytes -= left.lane_bytes
+                self.queues -= len(left.queues)
                 if not known.topics:
                     del self._groups[group]
         for changes in self._watching:
@@ -244,6 +248,7 @@ class ProgressTable:
             # A request's own copies of the names would stay.
             progress.queue = MessageQueue(sys.intern(topic_name), sys.intern(broker), number)
             topic.queues[progress.queue] = progress
+            self.queues += 1
         for each in (group, topic):
             each.offset_bytes += offset_bytes
             each.lane_bytes += lane_bytes

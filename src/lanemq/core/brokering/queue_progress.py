@@ -26,6 +26,10 @@ with many messages behind the failed one is set aside in the same way; its owner
 
 The queue's owner learns of an operator's changes (`redrive`, `discard`) by a serial number that comes with its lease.
 
+**What tags leave out** is finished once the owner has read past it, which the owner reports about once a second. For an
+owner that ends before it has, the last read is kept here (`FilteredRead`): what it left out is finished for the next
+owner. One with more tags would otherwise run it behind newer messages of its key.
+
 Everything here is offsets; the messages are in a log, which is not known here. A decision is made at once, so that
 every later request sees it; who asked for it saves it (`progress_store`).
 """
@@ -37,13 +41,13 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from lanemq.core.brokering.lane_offsets import CHUNK, ChunkRow, LaneOffsets
 from lanemq.core.brokering.lock_table import Stale, Verdict
-from lanemq.core.brokering.queue_seen import QueueSeen
+from lanemq.core.brokering.queue_seen import QueueSeen, most_producers
 from lanemq.core.finished_ranges import MAX_RANGES, FinishedRanges
 from lanemq.core.lane_status import Failure, LaneStatus
 from lanemq.model.errors import InvalidOption
 from lanemq.model.log_marks import SeenLog
 from lanemq.model.queue import MessageQueue
-from lanemq.model.units import Millis, QueueOffset
+from lanemq.model.units import Epoch, Millis, QueueOffset
 
 OFFSET_BYTES = 350
 """Memory of the progress of one group in one queue, without finished ranges and lanes."""
@@ -158,6 +162,8 @@ class ProgressHome(Protocol):
     """Where the progress of a group in a queue is entered: `ProgressTable`."""
 
     serial: int
+    queues: int
+    """Groups times queues: how many have a progress."""
 
     def offset_changed(self, progress: "QueueProgress", more: int) -> None:
         """`more`: by how many bytes its offset and finished ranges grew."""
@@ -166,13 +172,23 @@ class ProgressHome(Protocol):
         """`more`: by how many bytes its lanes grew; `parked_from`: the first offset that was parked, if any was."""
 
 
+class FilteredRead(NamedTuple):
+    """How far an owner that reads with tags has read."""
+
+    owner: str
+    epoch: Epoch
+    tags: frozenset[int]
+    """Hash codes."""
+    end: int
+
+
 _NO_LANES: dict[str | None, ParkedLane] = {}
 
 
 class QueueProgress:
     """The progress of one group in one queue."""
 
-    __slots__ = ("_home", "_lanes", "finished", "group", "offset", "queue", "reset", "seen", "serial")
+    __slots__ = ("_home", "_lanes", "filtered", "finished", "group", "offset", "queue", "reset", "seen", "serial")
 
     def __init__(self, home: ProgressHome, group: str, queue: MessageQueue) -> None:
         self._home = home
@@ -187,6 +203,8 @@ class QueueProgress:
         """A number that changes with every change by an operator; 0 if nothing was ever parked in the queue."""
         self.seen: QueueSeen | None = None
         """What the group has seen of the queue's log; None if it is not kept, because the log is here."""
+        self.filtered: FilteredRead | None = None
+        """The last read of an owner with tags; not stored, because the next grant ends it."""
         self._lanes = _NO_LANES
 
     @property
@@ -219,11 +237,22 @@ class QueueProgress:
         if finished is not None:
             after = finished.lowest(MAX_RANGES).encode(offset)
         if seen is not None:
-            self.seen = self.seen or QueueSeen()
-            self.seen.take(seen)
+            self.see(seen)
         if offset != stored or after != self.finished or seen is not None:
             self._put(offset, after)
         return Committed(stored)
+
+    def leave_out(self, offsets: Sequence[int]) -> None:
+        """Finish what the former owner has left out (ascending); the offset passes what is finished."""
+        if self.offset is not None and offsets:
+            finished = FinishedRanges.decode(self.finished, self.offset).joined(FinishedRanges.of_offsets(offsets))
+            offset = finished.past(self.offset)
+            self._put(offset, finished.lowest(MAX_RANGES).encode(offset))
+
+    def see(self, seen: SeenLog) -> None:
+        """Note what the owner has seen of the log."""
+        self.seen = self.seen or QueueSeen()
+        self.seen.take(seen, most_producers(self._home.queues))
 
     def forget_finished(self) -> None:
         """Delete finished ranges, because the queue's owner does not know them and repeats what they cover.
@@ -245,6 +274,7 @@ class QueueProgress:
         if offset < 0:
             raise InvalidOption(f"offset {offset} cannot be reset to: use 0 or more")
         self.reset = ResetState.UNTOLD if pending else ResetState.NONE
+        self.filtered = None
         if self.seen is not None:
             self.seen.cut(max((lane.through + 1 for lane in self._lanes.values()), default=0))
         self._put(offset, "")
@@ -254,7 +284,7 @@ class QueueProgress:
 
         An owner that has not noticed it gets a reset, and repeats what was finished above the offset.
         """
-        lost = self.cut(end, clean=False)
+        lost, self.filtered = self.cut(end, clean=False), None
         if self.seen is not None:
             self.seen.cut(end)
         if self.offset is not None:

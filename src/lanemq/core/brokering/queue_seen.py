@@ -18,6 +18,9 @@ MAX_MARKS = 24
 """Marks of one queue. Few: more is repeated after a truncation."""
 MAX_PRODUCERS = 10_000
 """Producers of one queue; when they are more, the one that was silent longest is forgotten."""
+MAX_STAMPS, LEAST_PRODUCERS = 250_000, 16
+"""Stamps of all queues together, which share them equally, and what each queue may keep in any case. A stamp takes
+about 270 bytes of memory. Small: the late copy of a message is delivered again if its producer was forgotten."""
 MAX_NUMBER = 2**63 - 1
 """The largest number that can be stored."""
 MAX_PRODUCER_CHARS = 255
@@ -62,8 +65,8 @@ class QueueSeen:
         """The mark of the last message that the group is done with."""
         return next((mark for mark in reversed(self.marks) if mark.offset <= self.done), None)
 
-    def take(self, report: SeenLog) -> None:
-        """Take what a member has seen."""
+    def take(self, report: SeenLog, most: int = MAX_PRODUCERS) -> None:
+        """Take what a member has seen; `most` producers are kept."""
         if report.other_from >= 0:
             self.cut(report.other_from)
         for mark in (report.read, report.done):
@@ -78,7 +81,7 @@ class QueueSeen:
             newer = known is None or (stamp.epoch, stamp.sequence) > (known.epoch, known.sequence)
             self._stamps[stamp.producer] = stamp if newer or known is None else known
             self._changed[stamp.producer] = None
-        while len(self._stamps) > MAX_PRODUCERS:
+        while len(self._stamps) > most:
             producer = next(iter(self._stamps))
             del self._stamps[producer]
             self._changed[producer] = None
@@ -119,6 +122,11 @@ class QueueSeen:
         """What was taken could not be written."""
         self._changed = dict.fromkeys((*(each.producer for each in saved.stamps), *saved.gone, *self._changed))
         self._discarded = self._discarded or saved.discarded
+
+
+def most_producers(queues: int) -> int:
+    """How many producers a queue may keep, if so many queues have a progress."""
+    return max(LEAST_PRODUCERS, min(MAX_PRODUCERS, MAX_STAMPS // max(1, queues)))
 
 
 def _is_plausible(stamp: LastStamp) -> bool:

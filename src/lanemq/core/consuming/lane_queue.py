@@ -372,7 +372,7 @@ class LaneQueue(RunPermit, Generic[M]):
             committable=self.committable,
             next_offset=self.next_offset,
             head=head,
-            attempts=0 if head is None else self.failures.get(head, 0),
+            attempts=0 if head is None else self.failures.get(head) or self.aside.attempts(lane),
             until=self.held_until if state is LaneActivity.QUEUE_HELD else until,
             waiting=len(messages),
             began=began,

@@ -226,6 +226,12 @@ class LanesAside(Generic[M]):
             key for key, entry in entries if entry.status is LaneStatus.PARKED and entry.broker_has in _UNCONFIRMED
         )
 
+    def attempts(self, lane: Lane[M]) -> int:
+        """How often the first message of a lane that is parked here has failed; 0 if that is not known."""
+        entry = self._of(lane)
+        new = None if entry is None else entry.new_failure
+        return 0 if new is None else new.failure.attempts
+
     def is_parked(self, lane: Lane[M]) -> bool:
         entry = self._of(lane)
         return entry is not None and entry.status is not LaneStatus.HELD

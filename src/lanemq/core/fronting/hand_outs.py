@@ -52,6 +52,8 @@ class HandOut(Generic[M]):
     renewed: bool
     """It lasts as long as its client: the client asked for that, and `until` is only the last limit."""
     attempt_id: str = ""
+    connection: str = ""
+    """The one of the call whose answer brings it to the client."""
     handles: list[str] = field(default_factory=list)
     acknowledged: set[int] = field(default_factory=set)
     answer: object = None
@@ -97,10 +99,11 @@ class HandOuts(Generic[M]):
         until: Millis,
         renewed: bool,
         attempt_id: str = "",
+        connection: str = "",
     ) -> HandOut[M]:
         """Notes that a client gets the messages of a run, and makes their handles."""
         number = next(self._numbers)
-        hand_out = HandOut(number, run, group, topic, client, now, until, renewed, attempt_id)
+        hand_out = HandOut(number, run, group, topic, client, now, until, renewed, attempt_id, connection)
         for at in range(len(run.messages)):
             self._make_handle(hand_out, at, "0")
         self._by_client.setdefault(client, {})[number] = hand_out
@@ -147,6 +150,10 @@ class HandOuts(Generic[M]):
             self._make_handle(decision.hand_out, decision.at, str(next(self._renewals)))
         return decision
 
+    def is_own(self, handle: str) -> bool:
+        """Whether this start of the front made a handle."""
+        return handle.startswith(f"{self._boot}.")
+
     def is_renewed(self, handle: str) -> bool:
         """Whether the client of a message has it for as long as it is there."""
         found = self._by_handle.get(handle)
@@ -191,6 +198,14 @@ class HandOuts(Generic[M]):
     def of_client(self, client: str) -> Sequence[HandOut[M]]:
         """What a client has, the oldest first."""
         return tuple(self._by_client.get(client, {}).values())
+
+    def uncertain(self, client: str, connection: str, since: Millis) -> Sequence[HandOut[M]]:
+        """What went to a client over a connection since then, and nothing of it is decided."""
+        return tuple(
+            each
+            for each in self.of_client(client)
+            if each.connection == connection and each.began >= since and not each.acknowledged
+        )
 
     def of_attempt(self, client: str, attempt_id: str, group: str, topic: str, *, now: Millis) -> Sequence[HandOut[M]]:
         """What a client got by a call that it repeats, if all of it may run and nothing is decided; empty otherwise."""

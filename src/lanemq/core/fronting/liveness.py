@@ -7,14 +7,26 @@ lost is there as long as it calls: each calls every 10 s.
 """
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from lanemq.model.units import Millis
 
 RECONNECT_MS = 800
 """How long a client whose connection was lost may take to call again. Longer: its messages wait longer for another
 client. Shorter: a short network fault gives the messages that it is processing to another one."""
+NOTICED_MS = 5_500
+"""A transport notices within this time that a connection is dead: what was sent earlier has reached the client."""
 SILENT_MS = 30_000
 """How long a client may be silent that has no open call: three of its heartbeats."""
+
+
+class LostConnection(NamedTuple):
+    """A connection that was lost, and on which its client has not called again."""
+
+    client: str
+    connection: str
+    uncertain_since: Millis
+    """Answers since then may not have reached the client."""
 
 
 @dataclass(slots=True)
@@ -26,6 +38,8 @@ class FrontClient:
     """When it last called."""
     calls: dict[int, str] = field(default_factory=dict)
     """Its open calls, each with the connection that carries it: telemetry, and long polls."""
+    connection: str = ""
+    """That of the open call that began last."""
     broken: set[str] = field(default_factory=set)
     """Connections on which a call broke off, and none has begun since."""
     lost_at: Millis | None = None
@@ -38,9 +52,12 @@ class Clients:
     def __init__(self) -> None:
         self._clients: dict[str, FrontClient] = {}
         self._next_call = 1
+        self._lost: dict[tuple[str, str], Millis] = {}
+        """Lost connections of each client, and when."""
 
-    def seen(self, client: str, *, now: Millis) -> FrontClient:
+    def seen(self, client: str, *, now: Millis, connection: str = "") -> FrontClient:
         """A client has called."""
+        self._lost.pop((client, connection), None)
         known = self._clients.get(client)
         if known is None:
             known = self._clients[client] = FrontClient(client, now)
@@ -48,9 +65,15 @@ class Clients:
         return known
 
     def opened(self, client: str, connection: str, *, now: Millis) -> int:
-        """A client has opened a call that stays open; returns its number."""
+        """A client has opened a call that stays open; returns its number.
+
+        If it has none on the connection of the last one, that may be lost: a front notices a loss by open calls only.
+        """
         number, self._next_call = self._next_call, self._next_call + 1
-        known = self.seen(client, now=now)
+        known = self.seen(client, now=now, connection=connection)
+        if known.connection not in ("", connection, *known.calls.values()):
+            self._lost.setdefault((client, known.connection), now)
+        known.connection = connection
         known.calls[number] = connection
         known.broken.discard(connection)
         return number
@@ -70,6 +93,14 @@ class Clients:
         if connection in known.broken and connection not in known.calls.values():
             known.broken.discard(connection)
             known.lost_at = None if known.calls else now
+            self._lost[client, connection] = now
+
+    def lost_connections(self, *, now: Millis) -> list[LostConnection]:
+        """Forgets and returns the connections that were lost some time ago. Until then a client may repeat its call."""
+        lost = [(place, at) for place, at in self._lost.items() if now - at >= RECONNECT_MS]
+        for place, _ in lost:
+            del self._lost[place]
+        return [LostConnection(*place, Millis(at - NOTICED_MS)) for place, at in lost]
 
     def gone(self, *, now: Millis) -> list[str]:
         """Forgets and returns the clients that are not there any more."""

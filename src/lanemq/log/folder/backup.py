@@ -40,7 +40,8 @@ from lanemq.log.folder.checks import (
     unfinished_restore,
 )
 from lanemq.log.folder.lock import DataLock, locked_folder
-from lanemq.log.state.database import VERSION, State, Sync, layout_problem
+from lanemq.log.state.database import VERSION, State, layout_problem
+from lanemq.log.state.group_rows import Sync
 from lanemq.log.state.progress_rows import PROGRESS_TABLES
 from lanemq.log.state.recovery_file import RecoveryFile, SavedFacts
 from lanemq.model.errors import DiskFull, LogInUse, StorageError

@@ -7,7 +7,6 @@ starting with empty tables would silently send every group back to a default pos
 rest, which is then repeated or rebuilt. Calls may come from any thread.
 """
 
-import enum
 import os
 import sqlite3
 import threading
@@ -17,10 +16,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lanemq.log.filesystem import NO_SPACE
+from lanemq.log.state.group_rows import EPOCH_FLOOR, GroupRows, LeaseRow, Sync
 from lanemq.log.state.recovery_file import RecoveryFile, SavedFacts
 from lanemq.model.errors import DiskFull, NoDescriptors, StorageError
 
-EPOCH_FLOOR = "epoch-floor"
 GENERATION = "generation"
 LAST_RUN = "last run"
 COORDINATOR = "coordinator"
@@ -64,26 +63,6 @@ SCHEMA = (
 )
 
 
-class Sync(enum.Enum):
-    """SQLite's `synchronous` setting of a transaction."""
-
-    NORMAL = "NORMAL"
-    FULL = "FULL"
-
-
-class LeaseRow(NamedTuple):
-    """A lease. `owner` is empty after a release; the row stays, because epochs only grow."""
-
-    group: str
-    topic: str
-    broker: str
-    queue_id: int
-    owner: str
-    epoch: int
-    lease_ms: int
-    stock: bool
-
-
 class ProducerRow(NamedTuple):
     """A producer's stamps in one queue; `state` is text of the producer table."""
 
@@ -119,7 +98,7 @@ class LogCheckpoint(NamedTuple):
     clean: bool
 
 
-class State:
+class State(GroupRows):
     """The database of one data folder."""
 
     def __init__(self, path: Path) -> None:
@@ -173,7 +152,7 @@ class State:
             db.execute("UPDATE checkpoint SET clean = 0")
             db.execute("REPLACE INTO kv VALUES (?, '1')", (_REBUILD,))
 
-    # Topics and groups: a name, and settings as text.
+    # Topics: a name, and settings as text.
 
     def topics(self) -> dict[str, str]:
         return dict(self.rows("SELECT name, settings FROM topics"))
@@ -188,54 +167,23 @@ class State:
         if self._copy is not None:
             self._copy.delete_topic(name)
 
-    def groups(self) -> dict[str, str]:
-        return dict(self.rows("SELECT name, settings FROM groups"))
-
-    def save_group(self, name: str, settings: str) -> None:
-        self._write("REPLACE INTO groups VALUES (?, ?)", [(name, settings)], Sync.FULL)
-
-    def delete_group(self, name: str) -> None:
-        """Delete a group's settings."""
-        self._write("DELETE FROM groups WHERE name = ?", [(name,)], Sync.FULL)
-
-    # Lease epochs.
-
-    def leases(self) -> list[LeaseRow]:
-        rows = self.rows("SELECT grp, topic, broker, queue_id, owner, epoch, lease_ms, stock FROM leases")
-        return [LeaseRow._make((*row[:7], bool(row[7]))) for row in rows]
+    # Lease epochs: the second copy is never behind.
 
     def save_leases(self, rows: Iterable[LeaseRow]) -> None:
-        """Insert or update leases; an older epoch never replaces a newer one."""
         rows = list(rows)
         if self._copy is not None:
             self._copy.reach(max((row.epoch for row in rows), default=0))
-        self._write(
-            "INSERT INTO leases VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET owner = excluded.owner,"
-            " epoch = excluded.epoch, lease_ms = excluded.lease_ms, stock = excluded.stock"
-            " WHERE excluded.epoch >= epoch",
-            rows,
-            Sync.FULL,
-        )
+        super().save_leases(rows)
 
     def forget_leases(self, topic: str, floor: int) -> None:
-        """Delete a topic's leases, and raise the epoch floor to the highest of their epochs."""
-        self._forget_leases("DELETE FROM leases WHERE topic = ?", topic, floor)
-
-    def forget_group_leases(self, group: str, floor: int) -> None:
-        """Delete a group's leases, and raise the epoch floor to the highest of their epochs."""
-        self._forget_leases("DELETE FROM leases WHERE grp = ?", group, floor)
-
-    def _forget_leases(self, deletion: str, name: str, floor: int) -> None:
-        """Both changes in one transaction: with the leases gone and the old floor, an epoch could be used twice."""
         if self._copy is not None:
             self._copy.reach(floor)
-        with self.transaction(Sync.FULL) as db:
-            db.execute("REPLACE INTO kv VALUES (?, ?)", (EPOCH_FLOOR, str(floor)))
-            db.execute(deletion, (name,))
+        super().forget_leases(topic, floor)
 
-    def epoch_floor(self) -> int:
-        """The highest epoch of any deleted lease."""
-        return int(self.get(EPOCH_FLOOR) or 0)
+    def forget_group_leases(self, group: str, floor: int) -> None:
+        if self._copy is not None:
+            self._copy.reach(floor)
+        super().forget_group_leases(group, floor)
 
     def generation(self) -> int:
         """How often this database was opened and cleanly closed; an older copy has a lower number."""
@@ -248,21 +196,6 @@ class State:
         self.put(GENERATION, str(generation))
         if self._copy is not None:
             self._copy.reach_generation(generation)
-
-    # The widest tag filters of groups.
-
-    def filters(self) -> list[tuple[str, str, str]]:
-        """Group, topic and tags as text."""
-        return self.rows("SELECT grp, topic, tags FROM filters")
-
-    def save_filters(self, rows: Iterable[tuple[str, str, str | None]]) -> None:
-        """Replace the tags of groups and topics; None deletes a row."""
-        with self.transaction(Sync.FULL) as db:
-            for group, topic, tags in rows:
-                if tags is None:
-                    db.execute("DELETE FROM filters WHERE grp = ? AND topic = ?", (group, topic))
-                else:
-                    db.execute("REPLACE INTO filters VALUES (?, ?, ?)", (group, topic, tags))
 
     # Producers, as of the checkpoint.
 
@@ -321,14 +254,7 @@ class State:
             db.execute("DELETE FROM queues WHERE topic = ?", (topic,))
             db.execute("DELETE FROM producers WHERE topic = ?", (topic,))
 
-    # Other values, by name.
-
-    def get(self, name: str) -> str | None:
-        rows = self.rows("SELECT value FROM kv WHERE name = ?", (name,))
-        return str(rows[0][0]) if rows else None
-
-    def put(self, name: str, value: str) -> None:
-        self._write("REPLACE INTO kv VALUES (?, ?)", [(name, value)], Sync.FULL)
+    # Other values.
 
     def save_ages(self, ages: Mapping[int, int], wall: int) -> None:
         """Save the ages of the log's segments in milliseconds, by their start, and when that was."""
@@ -374,10 +300,6 @@ class State:
                 return self._db.execute(query, values).fetchall()
             except sqlite3.Error as error:
                 raise self._failed(error) from error
-
-    def _write(self, statement: str, rows: Iterable[Sequence[object]], sync: Sync) -> None:
-        with self.transaction(sync) as db:
-            db.executemany(statement, rows)
 
     @contextmanager
     def transaction(self, sync: Sync) -> Iterator[sqlite3.Connection]:

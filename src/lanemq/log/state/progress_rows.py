@@ -1,11 +1,10 @@
-"""The progress of groups in the state database: offsets, lanes with their offsets in chunks, and copies of records.
+"""The progress of groups in a database: offsets, lanes with their offsets in chunks, and copies of records.
 
 A parked message is an offset of the log. Its record is copied here only when retention is about to delete it there.
 """
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
@@ -19,7 +18,7 @@ from lanemq.core.brokering.progress_store import (
 from lanemq.core.brokering.queue_progress import LaneName
 from lanemq.core.brokering.queue_seen import SavedSeen
 from lanemq.core.lane_status import Failure, LaneStatus
-from lanemq.log.state.database import State, Sync
+from lanemq.log.state.group_rows import GroupRows, Statements, Sync, upsert
 from lanemq.model.log_marks import LastStamp, LogMark
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
@@ -28,13 +27,21 @@ _OF_LANES = ("parked_lanes", "parked_chunks", "parked_messages")
 PROGRESS_TABLES = ("offsets", "seen_stamps", *_OF_LANES)
 _OF_QUEUE = "grp = ? AND topic = ? AND broker = ? AND queue_id = ?"
 _OF_LANE = f"{_OF_QUEUE} AND key = ?"
+_QUEUE = "grp, topic, broker, queue_id"
+_LANE = f"{_QUEUE}, key"
+_LANE_STATE = "reason, attempts, since, status, through, first, overtaken"
+_SAVE_OFFSET = upsert("offsets", f"{_QUEUE}, value, reset_pending, gaps, marks", _QUEUE)
+_SAVE_STAMP = upsert("seen_stamps", f"{_QUEUE}, producer, epoch, sequence, value", f"{_QUEUE}, producer")
+_SAVE_LANE = upsert("parked_lanes", f"{_LANE}, {_LANE_STATE}", _LANE)
+_SAVE_CHUNK = upsert("parked_chunks", f"{_LANE}, start, offsets", f"{_LANE}, start")
+_SAVE_COPY = upsert("parked_messages", f"{_LANE}, value, record", f"{_LANE}, value")
 _MARKS = msgspec.json.Decoder(tuple[int, tuple[LogMark, ...]])
 
 
 class ProgressRows:
-    """The `ProgressStore` of a data folder. Calls may come from any thread."""
+    """The `ProgressStore` of a database. Calls may come from any thread."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: GroupRows) -> None:
         self._state = state
 
     def save(self, changes: Sequence[ProgressChange], *, synced: bool) -> None:
@@ -57,16 +64,15 @@ class ProgressRows:
         """Make everything the progress in queues of this broker, which may have had another name before."""
         with self._state.transaction(Sync.FULL) as db:
             for table in PROGRESS_TABLES:
-                db.execute(f"UPDATE {table} SET broker = ?1 WHERE broker <> ?1", (broker,))
+                db.execute(f"UPDATE {table} SET broker = ? WHERE broker <> ?", (broker, broker))
 
     def offsets(self) -> list[SavedOffset]:
         stamps: dict[tuple[object, ...], list[LastStamp]] = defaultdict(list)
-        columns = "grp, topic, broker, queue_id, producer, epoch, sequence, value"
         for *place, producer, epoch, sequence, offset in self._state.rows(
-            f"SELECT {columns} FROM seen_stamps ORDER BY value"
+            f"SELECT {_QUEUE}, producer, epoch, sequence, value FROM seen_stamps ORDER BY value"
         ):
             stamps[tuple(place)].append(LastStamp(producer, epoch, sequence, offset))
-        rows = self._state.rows("SELECT grp, topic, broker, queue_id, value, reset_pending, gaps, marks FROM offsets")
+        rows = self._state.rows(f"SELECT {_QUEUE}, value, reset_pending, gaps, marks FROM offsets")
         offsets = []
         for group, *queue, offset, pending, finished, marks in rows:
             seen = _seen(marks, stamps[(group, *queue)])
@@ -74,9 +80,8 @@ class ProgressRows:
         return offsets
 
     def lanes(self) -> list[SavedLane]:
-        columns = "grp, topic, broker, queue_id, key, reason, attempts, since, status, through, first, overtaken"
         lanes = []
-        for row in self._state.rows(f"SELECT {columns} FROM parked_lanes"):
+        for row in self._state.rows(f"SELECT {_LANE}, {_LANE_STATE} FROM parked_lanes"):
             lane, (reason, attempts, since, status, through, first, overtaken) = row[:5], row[5:]
             name = _name(*lane)
             query = f"SELECT start, offsets FROM parked_chunks WHERE {_OF_LANE} ORDER BY start"
@@ -89,8 +94,7 @@ class ProgressRows:
 
     def last_copies(self) -> list[tuple[LaneName, int]]:
         """The last copied offset of each lane that has copies."""
-        columns = "grp, topic, broker, queue_id, key"
-        rows = self._state.rows(f"SELECT {columns}, max(value) FROM parked_messages GROUP BY {columns}")
+        rows = self._state.rows(f"SELECT {_LANE}, max(value) FROM parked_messages GROUP BY {_LANE}")
         return [(_name(*lane), last) for *lane, last in rows]
 
     def copied_bytes(self) -> int:
@@ -103,11 +107,11 @@ class ProgressRows:
         return copies
 
 
-def _save_offset(db: Any, row: SavedOffset) -> None:
+def _save_offset(db: Statements, row: SavedOffset) -> None:
     place, seen = (row.group, *row.queue), row.seen
     marks = "" if seen is None else msgspec.json.encode((seen.done, seen.marks)).decode()
     values = (*place, row.offset, row.reset_pending, row.finished, marks)
-    db.execute("REPLACE INTO offsets VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
+    db.execute(_SAVE_OFFSET, values)
     if seen is None:
         return
     if seen.discarded:
@@ -115,7 +119,7 @@ def _save_offset(db: Any, row: SavedOffset) -> None:
     gone = [(*place, producer) for producer in seen.gone]
     db.executemany(f"DELETE FROM seen_stamps WHERE {_OF_QUEUE} AND producer = ?", gone)
     stamps = [(*place, *stamp) for stamp in seen.stamps]
-    db.executemany("REPLACE INTO seen_stamps VALUES (?, ?, ?, ?, ?, ?, ?, ?)", stamps)
+    db.executemany(_SAVE_STAMP, stamps)
 
 
 def _seen(marks: str, stamps: Sequence[LastStamp]) -> SavedSeen | None:
@@ -129,14 +133,14 @@ def _name(group: str, topic: str, broker: str, queue_id: int, key: str) -> LaneN
     return LaneName(group, MessageQueue(topic, broker, queue_id), key[1:] if key else None)
 
 
-def _save_lane(db: Any, lane: SavedLane) -> None:
+def _save_lane(db: Statements, lane: SavedLane) -> None:
     id, failure = _id(lane.name), lane.failure
     state = (failure.reason, failure.attempts, lane.since, lane.status.value, lane.through, lane.first, lane.overtaken)
-    db.execute("REPLACE INTO parked_lanes VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (*id, *state))
+    db.execute(_SAVE_LANE, (*id, *state))
     db.execute(f"DELETE FROM parked_chunks WHERE {_OF_LANE} AND start < ?", (*id, lane.first_chunk))
     db.execute(f"DELETE FROM parked_messages WHERE {_OF_LANE} AND value < ?", (*id, lane.first))
-    db.executemany("REPLACE INTO parked_chunks VALUES (?, ?, ?, ?, ?, ?, ?)", [(*id, *each) for each in lane.chunks])
-    db.executemany("REPLACE INTO parked_messages VALUES (?, ?, ?, ?, ?, ?, ?)", [(*id, *each) for each in lane.copies])
+    db.executemany(_SAVE_CHUNK, [(*id, *each) for each in lane.chunks])
+    db.executemany(_SAVE_COPY, [(*id, *each) for each in lane.copies])
 
 
 def _id(name: LaneName) -> tuple[object, ...]:

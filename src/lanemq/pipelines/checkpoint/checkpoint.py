@@ -33,8 +33,7 @@ from typing import Final
 from lanemq.clock import Clock, SystemClock
 from lanemq.files import RemotePath, StorePath, create, sync, write_durably
 from lanemq.model.errors import CheckpointInUse, InvalidOption, SinkFenced, StateLost, UsageError
-from lanemq.pipelines.checkpoint.fencing import read_fenced, take_over, write_as
-from lanemq.pipelines.ports import (
+from lanemq.pipelines.batches import (
     NUMBERS_PER_BATCH,
     Runs,
     batch_number,
@@ -43,6 +42,7 @@ from lanemq.pipelines.ports import (
     run_name,
     start_of,
 )
+from lanemq.pipelines.checkpoint.fencing import read_fenced, take_over, write_as
 from lanemq.spark.offsets import OffsetJson, Positions, from_json
 
 OWN_FOLDER: Final = "lanemq"

@@ -27,17 +27,9 @@ from pyspark.sql.types import StructType
 
 from lanemq.files import Output, StorePath, arrow_source, can_rename, copy, remove_tree, sync, write_durably
 from lanemq.model.errors import StateLost, UsageError
+from lanemq.pipelines.batches import Batch, run_name
 from lanemq.pipelines.checkpoint.fencing import Write, read_fenced_json, remove_fenced
-from lanemq.pipelines.ports import (
-    DEAD_LETTER_SCHEMA,
-    Batch,
-    FileRows,
-    Results,
-    RowFile,
-    Rows,
-    TableRows,
-    run_name,
-)
+from lanemq.pipelines.ports import DEAD_LETTER_SCHEMA, FileRows, Results, RowFile, Rows, TableRows
 from lanemq.spark.offsets import OffsetJson
 
 _FILE: Final = "decision.json"

@@ -31,7 +31,7 @@ import msgspec
 from lanemq.files import StorePath, can_rename, create, remove_tree, write_durably
 from lanemq.files.operations import decode_json
 from lanemq.model.errors import SinkFenced, StateLost
-from lanemq.pipelines.ports import run_name, start_of
+from lanemq.pipelines.batches import run_name, start_of
 
 S = TypeVar("S", bound=msgspec.Struct)
 

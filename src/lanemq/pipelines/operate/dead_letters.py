@@ -14,21 +14,21 @@ twice; a discarded or doubtful one is redriven only if it is named; only part of
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+import msgspec
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
+from msgspec.structs import replace
 
 from lanemq.clock import wall_ms
-from lanemq.files import StorePath, locate
+from lanemq.files import StorePath
 from lanemq.model.errors import UsageError
 from lanemq.pipelines.checkpoint.checkpoint import dead_letters_folder, need_identity, stage_folder
-from lanemq.pipelines.operate.parked import list_parked
-from lanemq.pipelines.pipeline import Pipeline
-from lanemq.pipelines.sinks.delta import DeltaSink, delta_options
+from lanemq.pipelines.operate.parked import checkpoint_of, list_parked
+from lanemq.pipelines.sinks.delta_files import delta_options
 from lanemq.pipelines.stages.transitions.messages import WaitingMessage
 from lanemq.pipelines.stages.transitions.operator_requests import (
     DEAD_LETTERS_PER_FILE,
@@ -37,6 +37,10 @@ from lanemq.pipelines.stages.transitions.operator_requests import (
     Redrives,
 )
 from lanemq.pipelines.stages.transitions.rules import DISCARDED, LATE_OR_AGAIN
+
+if TYPE_CHECKING:  # they need PySpark
+    from lanemq.pipelines.pipeline import Pipeline
+    from lanemq.pipelines.ports import Sink
 
 Place: TypeAlias = tuple[str, str, int, int]
 """Topic, broker, queue and offset of a message."""
@@ -73,37 +77,50 @@ _BY_KEY: Final = _AMONG_ALL | {DeadLetterState.DISCARDED}
 _BY_ID: Final = _BY_KEY | {DeadLetterState.DOUBTFUL}
 
 
-@dataclass(frozen=True, slots=True)
-class DeadLetterRecord:
+class DeadLetterRecord(
+    msgspec.Struct,
+    frozen=True,
+    omit_defaults=True,
+    rename={"id": "dead_letter", "queue_id": "queue", "message_id": "id"},
+):
     """A dead letter: the message, and why it was given up."""
 
+    id: str
+    """The id that commands take. A message that is given up again keeps it."""
     topic: str
     broker: str
     queue_id: int
     offset: int
     key: str | None
     message_id: str | None
+    tags: str | None
     stored_at: datetime | None
     """When the broker stored it; None if it is unknown."""
-    tags: str | None
+    state: DeadLetterState
     reason: str
     attempts: int
     batch: int
     """The number of the batch or retry pass that gave it up."""
-    state: DeadLetterState
     value: bytes | None = None
     """The body; None unless it was requested."""
 
     @property
-    def id(self) -> str:
-        """The id that commands take. A message that is given up again keeps it."""
-        if self.offset < 0:
-            return f"{self.key}/{self.message_id}"
-        return f"{self.topic}/{self.broker}/{self.queue_id}/{self.offset}"
+    def is_undecided(self) -> bool:
+        """Whether no person has decided about it."""
+        return self.state in UNDECIDED
 
     @property
     def identity(self) -> Identity:
         return self.topic, self.broker, self.queue_id, self.offset, self.batch
+
+
+class DeadLetterCount(msgspec.Struct, frozen=True):
+    """The number of dead letters in the checkpoint; None: they go to a sink of their own."""
+
+    count: int | None = None
+    settled: int = 0
+    """Those of them that are notices of messages which do not wait any more."""
+    folder: str | None = None
 
 
 class DeadLetters:
@@ -224,63 +241,78 @@ class DeadLetters:
             yield from pa.table(part).to_pylist()
 
 
-def dead_letters(pipeline: Pipeline | StorePath | str) -> DeadLetters:
+def dead_letters(pipeline: "Pipeline | StorePath | str") -> DeadLetters:
     """The dead letters of a pipeline, given the pipeline, or its checkpoint's folder if they are in there."""
-    declared = pipeline if isinstance(pipeline, Pipeline) else None
-    checkpoint = declared.folder if declared is not None else locate(pipeline)
+    checkpoint = checkpoint_of(pipeline)
     need_identity(checkpoint)
-    return DeadLetters(checkpoint, *_table_of(checkpoint, declared))
+    sink: Sink | None = getattr(pipeline, "dead_letters", None)
+    table = _in_checkpoint(checkpoint) if sink is None else _in_sink(sink, getattr(pipeline, "spark", {}))
+    return DeadLetters(checkpoint, *table)
 
 
-def _table_of(checkpoint: StorePath, declared: Pipeline | None) -> tuple[str, Mapping[str, str]]:
-    """The path of the table, and how its store is reached."""
-    sink = declared.dead_letters if declared is not None else None
+def _in_sink(sink: "Sink", settings: Mapping[str, str]) -> tuple[str, Mapping[str, str]]:
+    """The path of the table that a pipeline declares for dead letters, and how its store is reached."""
+    from lanemq.pipelines.sinks.delta import DeltaSink  # it needs PySpark, as does the declaration
+
     if isinstance(sink, DeltaSink):
-        return sink.place
-    if sink is not None:
-        raise UsageError(
-            f"dead letters go to the sink that the pipeline declares for them ({type(sink).__name__}): query that; "
-            f"only dead letters in a Delta table can be listed and redriven here"
-        )
+        return sink.place(settings)
+    raise UsageError(
+        f"dead letters go to the sink that the pipeline declares for them ({type(sink).__name__}): query that; "
+        f"only dead letters in a Delta table can be listed and redriven here"
+    )
+
+
+def _in_checkpoint(checkpoint: StorePath) -> tuple[str, Mapping[str, str]]:
+    """The same of the table in the checkpoint."""
     folder = dead_letters_folder(checkpoint)
-    if not has_dead_letters(folder):
+    if not _is_table(folder):
         raise UsageError(
             f"{checkpoint} has no dead letters: the pipeline declares a sink for them; give the file that declares it"
         )
     return str(folder), delta_options(folder)
 
 
-def has_dead_letters(folder: StorePath) -> bool:
-    """Whether a checkpoint's folder for dead letters has their table."""
+def _is_table(folder: StorePath) -> bool:
     return DeltaTable.is_deltatable(str(folder), delta_options(folder) or None)
 
 
-def count_dead_letters(folder: StorePath) -> int:
-    """How many dead letters a checkpoint's folder for them holds."""
+def count_dead_letters(checkpoint: StorePath) -> DeadLetterCount:
+    """The number of dead letters in a checkpoint."""
+    folder = dead_letters_folder(checkpoint)
+    if not _is_table(folder):
+        return DeadLetterCount()
     table = DeltaTable(str(folder), storage_options=delta_options(folder) or None)
     (part,) = QueryBuilder().register("letters", table).execute("SELECT count(*) AS n FROM letters")
-    return int(pa.table(part)["n"][0].as_py())
+    count = int(pa.table(part)["n"][0].as_py())
+    return DeadLetterCount(count, dead_letters(checkpoint).settled() if count else 0, str(folder))
 
 
 def _message(row: dict[str, Any], asked: set[Identity], done: set[Identity]) -> DeadLetterRecord:
     found = DeadLetterRecord(
+        id=_id(row),
         topic=row["topic"],
         broker=row["broker"],
         queue_id=row["queue_id"],
         offset=row["queue_offset"],
         key=row["key"],
         message_id=row["message_id"],
-        stored_at=row["store_timestamp"],
         tags=row.get("tags"),
+        stored_at=row["store_timestamp"],
+        state=_state(row),
         reason=row["reason"],
         attempts=row["attempts"],
         batch=row["batch"],
-        state=_state(row),
         value=row.get("value"),
     )
     if found.identity in done:
         return replace(found, state=DeadLetterState.REDRIVEN)
     return replace(found, state=DeadLetterState.ASKED) if found.identity in asked else found
+
+
+def _id(row: dict[str, Any]) -> str:
+    if row["queue_offset"] < 0:
+        return f"{row['key']}/{row['message_id']}"
+    return f"{row['topic']}/{row['broker']}/{row['queue_id']}/{row['queue_offset']}"
 
 
 def _state(row: dict[str, Any]) -> DeadLetterState:

@@ -14,20 +14,42 @@ within a second, or its next start does, so that it has its place in the order o
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
 
 from lanemq.clock import wall_time
 from lanemq.files import StorePath, locate
 from lanemq.model.errors import StateLost, UsageError
 from lanemq.pipelines.checkpoint.checkpoint import need_identity, stage_folder
-from lanemq.pipelines.pipeline import Pipeline
 from lanemq.pipelines.stages.transitions.messages import WaitingMessage
 from lanemq.pipelines.stages.transitions.operator_requests import pending_requests, request_discard, request_redrive
 from lanemq.pipelines.stages.transitions.shard import START, KeyLane, ShardFiles, WaitReason, key_of, read_plain
 from lanemq.pipelines.stages.transitions.timers import Timer
 from lanemq.pipelines.stages.transitions.unit_log import Manifest, UnitLog
 
+if TYPE_CHECKING:  # it needs PySpark
+    from lanemq.pipelines.pipeline import Pipeline
+
 T = TypeVar("T")
+
+
+class WaitingKey(msgspec.Struct, frozen=True):
+    """A held or parked key as lists show it, without its messages."""
+
+    key: str
+    """The name for requests: the key itself, or a name for a queue's messages without a key."""
+    shard: str
+    state: str
+    """The value of a `WaitReason`."""
+    reason: str
+    messages: int
+    failures: int
+    since: datetime
+    retry_at: datetime | None
+    """Time of the next retry; None if an operator, or a missing message, must come first."""
+    decided: str | None
+    """What a person has asked for, and the pipeline has not done yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +85,12 @@ class LaneState:
     """Its timers, the earliest first. One that failed is not among them: it waits in `held`."""
 
 
+def waiting_key(lane: HeldLane, decided: str | None = None) -> WaitingKey:
+    """A lane as lists show it. `decided`: what was requested for it."""
+    why, count = lane.why.value, len(lane.messages)
+    return WaitingKey(lane.lane, lane.shard, why, lane.reason, count, lane.failures, lane.since, lane.retry_at, decided)
+
+
 class ParkedLanes:
     """The held and parked lanes of one pipeline; returned by `parked`."""
 
@@ -73,6 +101,12 @@ class ParkedLanes:
     def waiting(self, *, held: bool = False) -> list[HeldLane]:
         """Lanes that wait for an operator or a missing message; `held`: also those that are retried automatically."""
         return list_parked(self._stage, held=held)
+
+    def keys(self, *, held: bool = False) -> list[WaitingKey]:
+        """As `waiting`, without the messages, and with what was requested for each key."""
+        lanes = self.waiting(held=held)
+        requested = self._requested_for(lanes)
+        return [waiting_key(lane, requested.get(lane.lane)) for lane in lanes]
 
     def show(self, key: str) -> LaneState:
         """The state of a key, and its waiting messages if it is held or parked."""
@@ -114,11 +148,12 @@ class ParkedLanes:
 
     def requested(self) -> dict[str, str]:
         """Held and parked lanes with a pending request, and the latest request for each."""
-        asked = sorted(pending_requests(self._stage), key=lambda each: each.asked)
-        if not asked:
-            return {}
-        lanes = [each.lane for each in self.waiting(held=True)]
-        return {lane: each.action for each in asked for lane in lanes if each.lane in (None, lane)}
+        return self._requested_for(self.waiting(held=True)) if pending_requests(self._stage) else {}
+
+    def _requested_for(self, lanes: Iterable[HeldLane]) -> dict[str, str]:
+        names = [lane.lane for lane in lanes]
+        requests = sorted(pending_requests(self._stage), key=lambda request: request.asked)
+        return {name: each.action for each in requests for name in names if each.lane in (None, name)}
 
     def counts(self) -> dict[str, int]:
         """The number of lanes by reason: `parked`, `held` or `gap`."""
@@ -126,11 +161,16 @@ class ParkedLanes:
         return {why.value: found.count(why) for why in sorted(WaitReason) if why in found}
 
 
-def parked(pipeline: Pipeline | StorePath | str) -> ParkedLanes:
+def parked(pipeline: "Pipeline | StorePath | str") -> ParkedLanes:
     """The held and parked keys of a pipeline, given the pipeline or its checkpoint's folder."""
-    folder = pipeline.folder if isinstance(pipeline, Pipeline) else locate(pipeline)
+    folder = checkpoint_of(pipeline)
     need_identity(folder)
     return ParkedLanes(folder)
+
+
+def checkpoint_of(pipeline: "Pipeline | StorePath | str") -> StorePath:
+    """The folder of a pipeline's checkpoint, given the pipeline or the folder."""
+    return pipeline.folder if hasattr(pipeline, "folder") else locate(pipeline)
 
 
 def list_parked(folder: StorePath, *, held: bool = True) -> list[HeldLane]:

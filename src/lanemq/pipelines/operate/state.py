@@ -10,7 +10,7 @@ is being processed shows nothing of itself.
 """
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import pyarrow as pa
@@ -19,9 +19,11 @@ from lanemq.clock import wall_time
 from lanemq.files import StorePath
 from lanemq.pipelines.checkpoint.checkpoint import stage_folder
 from lanemq.pipelines.operate.parked import LaneState, parked, read_newest
-from lanemq.pipelines.pipeline import Pipeline
 from lanemq.pipelines.stages.transitions.shard import KeyLane, ShardFiles, key_of, read_plain
 from lanemq.pipelines.stages.transitions.unit_log import Manifest
+
+if TYPE_CHECKING:  # it needs PySpark
+    from lanemq.pipelines.pipeline import Pipeline
 
 STATE_SCHEMA: Final = pa.schema(
     [
@@ -41,12 +43,12 @@ waits for a missing number (null if it moves); and its timers as JSON, name and 
 _JSON: Final = msgspec.json.Encoder()
 
 
-def lane_state(pipeline: Pipeline | StorePath | str, key: str) -> LaneState:
+def lane_state(pipeline: "Pipeline | StorePath | str", key: str) -> LaneState:
     """The state of one key; `UsageError` if the pipeline does not know the key."""
     return parked(pipeline).show(key)
 
 
-def state_table(pipeline: Pipeline | StorePath | str) -> pa.Table:
+def state_table(pipeline: "Pipeline | StorePath | str") -> pa.Table:
     """The state of all keys, with the columns of `STATE_SCHEMA`. All of it is in the memory of this process."""
     folder = stage_folder(parked(pipeline).checkpoint)
 

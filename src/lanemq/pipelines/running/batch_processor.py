@@ -11,28 +11,20 @@ Invariants:
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from lanemq.clock import Clock, SystemClock, wall_time
 from lanemq.model.errors import StateLost
 from lanemq.model.units import Millis
+from lanemq.pipelines.batches import Batch, batch_number, dead_letter_query
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
 from lanemq.pipelines.checkpoint.decisions import Decisions
 from lanemq.pipelines.checkpoint.queues import QueueSet
-from lanemq.pipelines.ports import (
-    DEAD_LETTER_SCHEMA,
-    Append,
-    Batch,
-    FileRows,
-    Results,
-    Sink,
-    Stage,
-    batch_number,
-    dead_letter_query,
-)
+from lanemq.pipelines.ports import DEAD_LETTER_SCHEMA, Append, FileRows, Merge, Results, Sink, SinkRun, Stage
 from lanemq.pipelines.running.batch_trace import BatchTracing
 from lanemq.pipelines.running.effect_history import EffectHistory
 from lanemq.pipelines.running.progress import AppliedBatch
@@ -59,6 +51,7 @@ class BatchProcessor:
         new_checkpoint: bool = False,
         queue_ends: SourceEnds | None = None,
         tracing: BatchTracing | None = None,
+        settings: Mapping[str, str] | None = None,
     ) -> None:
         """`whole`: the stage sees every message of its queues, so missing offsets are worth a warning.
 
@@ -66,6 +59,7 @@ class BatchProcessor:
         `new_checkpoint`: a sink that another checkpoint of this pipeline wrote to continues with this one.
         `queue_ends`: says which queues are read to their ends.
         `tracing`: runs each batch inside a trace.
+        `settings`: of Spark, which may say how the stores of sinks are reached.
         """
         self._stage = stage
         self._sink = sink
@@ -81,6 +75,7 @@ class BatchProcessor:
         self._new_checkpoint = new_checkpoint
         self._queue_ends = queue_ends
         self._tracing = tracing or BatchTracing()
+        self._settings = settings or {}
         self._applied: int | None = None
         """The last batch that the sink had when this run opened it."""
         self._spare: int | None = None
@@ -96,19 +91,14 @@ class BatchProcessor:
             self._stage.accept_queue_ends(self._queue_ends)
         self._stage.open(spark, folder)
         self._effects.check(self._stage.schema)
-        query, epoch = self._checkpoint.query, self._checkpoint.epoch
+        query, name = self._checkpoint.query, self._checkpoint.name
         self._checkpoint.log.check_plans()
         self._refuse_lost_batches_before_open()
-        name = self._checkpoint.name
-        for sink, pipeline in ((self._dead_letters, dead_letter_query(name)), (self._sink, name)):
-            sink.accept_runs(self._checkpoint.runs)
-            sink.accept_pipeline(pipeline, new_checkpoint=self._new_checkpoint)
-        self._dead_letters.open(spark, dead_letter_query(query), epoch, DEAD_LETTER_SCHEMA, Append())
-        self._opened.append(self._dead_letters)
-        self._sink.open(spark, query, epoch, self._stage.schema, self._stage.how)
-        self._opened.append(self._sink)
+        letters = dead_letter_query(query), dead_letter_query(name)
+        self._open_sink(self._dead_letters, spark, *letters, DEAD_LETTER_SCHEMA, Append())
+        self._open_sink(self._sink, spark, query, name, self._stage.schema, self._stage.how)
         self._stage.accept_sink(self._sink)
-        self._applied = self._sink.applied()
+        self._applied = self._sink.applied(query, self._settings)
         self._refuse_older_checkpoint()
         self._refuse_lost_batches(self._checkpoint.log.done(), self._applied)
         self._decisions.open()
@@ -118,6 +108,13 @@ class BatchProcessor:
             decided = self._find_decision(batch)
             if decided.state:
                 self._stage.settle(batch, decided.state)
+
+    def _open_sink(
+        self, sink: Sink, spark: SparkSession, query: str, pipeline: str, schema: StructType, how: Append | Merge
+    ) -> None:
+        runs, epoch = self._checkpoint.runs, self._checkpoint.epoch
+        sink.open(SinkRun(spark, query, epoch, schema, how, runs, pipeline, self._new_checkpoint, self._settings))
+        self._opened.append(sink)
 
     def close(self) -> None:
         self._effects.close()
@@ -307,7 +304,7 @@ class BatchProcessor:
         """Check before the sink is opened: a sink that is refused must stay unchanged, so that it can be restored."""
         done = self._checkpoint.log.done()
         if done is not None and self._sink.all_at_once and not self._new_sink:
-            self._refuse_lost_batches(done, self._sink.applied_before_open(self._checkpoint.query))
+            self._refuse_lost_batches(done, self._sink.applied(self._checkpoint.query, self._settings))
 
     def _refuse_lost_batches(self, done: int | None, applied: int | None) -> None:
         """`StateLost` if the sink lacks a batch that is done: it is another sink, or was restored from a copy.
@@ -330,4 +327,4 @@ class BatchProcessor:
             )
         log.warning("%s %s: it continues after batch %d, without the batches before", self._sink, has, done)
         self._sink.write(FileRows(self._stage.schema, []), self._batch(batch_number(done)))
-        self._applied = self._sink.applied()
+        self._applied = self._sink.applied(self._checkpoint.query, self._settings)

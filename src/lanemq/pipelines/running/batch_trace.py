@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from lanemq.model.queue import MessageQueue
+from lanemq.pipelines.batches import Batch
 from lanemq.pipelines.checkpoint.checkpoint import SparkLog
-from lanemq.pipelines.ports import Batch
 from lanemq.pipelines.running.progress import AppliedBatch
 
 ProcessBatch = Callable[[], AppliedBatch | None]

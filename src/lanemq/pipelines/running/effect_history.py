@@ -14,7 +14,8 @@ from lanemq.clock import SystemClock, machine_of
 from lanemq.history import Place, open_history
 from lanemq.model.errors import InvalidOption
 from lanemq.model.names import DEFAULT_BROKER_NAME
-from lanemq.pipelines.ports import Batch, Results
+from lanemq.pipelines.batches import Batch
+from lanemq.pipelines.ports import Results
 
 COORDINATES = ("topic", "queue_id", "queue_offset", "key")
 """Columns of the outputs that identify the message a row came from. On a cluster `broker` too."""

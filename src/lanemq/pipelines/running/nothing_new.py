@@ -9,10 +9,11 @@ import logging
 from pathlib import Path
 
 from lanemq.model.errors import LaneError
+from lanemq.pipelines.batches import batch_number
 from lanemq.pipelines.checkpoint.checkpoint import SparkLog, decisions_folder, declaration_of, identity_of
 from lanemq.pipelines.checkpoint.decisions import numbers_in
 from lanemq.pipelines.pipeline import Pipeline
-from lanemq.pipelines.ports import Stage, batch_number
+from lanemq.pipelines.ports import Stage
 from lanemq.spark.offsets import Positions, created_in, from_json, stored_in
 from lanemq.spark.read.brokers import Brokers
 from lanemq.spark.read.planning import other_ends, replaced_queues
@@ -76,7 +77,7 @@ def _has_sink_all(pipeline: Pipeline) -> bool:
         return False
     applied: int | None = batch_number(last)
     if pipeline.sink.all_at_once:
-        applied = pipeline.sink.applied_before_open(identity.query)
+        applied = pipeline.sink.applied(identity.query, pipeline.spark)
     if applied is None or not batch_number(last) <= applied < batch_number(last + 1):
         return False
     return all(number <= applied for number in numbers_in(decisions_folder(pipeline.folder)))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from lanemq.net.security import Security
-from lanemq.pipelines.ports import Batch, start_of
+from lanemq.pipelines.batches import Batch, start_of
 from lanemq.spark.lag import LagAges, QueueLag, lag_of, offsets_advanced, oldest_age
 
 log = logging.getLogger(__name__)

@@ -30,7 +30,8 @@ from lanemq.pipelines.running.effect_history import EffectHistory
 from lanemq.pipelines.running.failure import PipelineFailed
 from lanemq.pipelines.running.progress import AppliedBatch, Progress, ProgressReporter, Report
 from lanemq.pipelines.running.queue_ends import SourceEnds
-from lanemq.pipelines.sinks.delta import DeltaSink, delta_options
+from lanemq.pipelines.sinks.delta import DeltaSink
+from lanemq.pipelines.sinks.delta_files import delta_options
 from lanemq.spark.options import ALL_TAGS
 from lanemq.spark.read.brokers import Brokers
 from lanemq.spark.session import is_connect
@@ -89,6 +90,7 @@ def start(
         new_checkpoint=new_checkpoint,
         queue_ends=SourceEnds(pipeline.source.parsed, checkpoint.log),
         tracing=BatchTracing(trace, checkpoint.log),
+        settings=pipeline.spark,
     )
     try:
         processor.open(spark)
@@ -114,11 +116,7 @@ def start(
 
 def _with_settings(pipeline: Pipeline, spark: SparkSession) -> Pipeline:
     """The pipeline with all settings for file systems: those of the session, and above them its own."""
-    settings = {**_hadoop_settings(spark), **pipeline.spark}
-    for sink in (pipeline.sink, pipeline.dead_letters):
-        if sink is not None:
-            sink.accept_settings(settings)
-    return replace(pipeline, spark=settings)
+    return replace(pipeline, spark={**_hadoop_settings(spark), **pipeline.spark})
 
 
 def _refuse_connect(pipeline: Pipeline, spark: SparkSession) -> None:

@@ -1,19 +1,30 @@
 """A merge computed with Arrow, for tables whose library cannot merge: which rows of a file change, and how.
 
 The rules are those of every merging sink: a row is replaced only by one with a higher sequence; deletions are rows with
-`_deleted`; columns named in `_kept` keep the stored value; a change whose `_queue` is not that of the row is refused; a
-truncation removes older rows, and a row that follows it keeps nothing of the row before. The table is read file by
-file, so at most one of its files is in memory.
+`_deleted`; columns named in `_kept` keep the stored value; a change that ties with the row is refused, unless it
+repeats the row (`queue_ties.py`); a truncation removes older rows, and a row that follows it keeps nothing of the row
+before. The table is read file by file, so at most one of its files is in memory.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lanemq.pipelines.ports import KEPT, QUEUE, SEQUENCE, changed_in_two_queues
+from lanemq.pipelines.ports import KEPT, QUEUE, SEQUENCE
+from lanemq.pipelines.queue_ties import (
+    alike,
+    by_source,
+    changed_in_two_queues,
+    source_and_queue,
+    source_part,
+    tied,
+    truncated_in_two_queues,
+    with_others,
+)
 
 _ROW, _CHANGE = "_lanemq_row", "_lanemq_change"
 """Names of the columns with positions while rows and changes are joined."""
@@ -31,6 +42,8 @@ class Rewrite:
     """Positions of these changes, in the same order."""
     older: pa.Array
     """For each replaced row: whether it is from before a truncation."""
+    ties: pa.Array
+    """For each replaced row: whether its change ties with it, and so must be equal."""
 
 
 class ArrowMerge:
@@ -57,24 +70,25 @@ class ArrowMerge:
 
     def plan(self, index: pa.Table) -> Rewrite | None:
         """What happens to a file with these keys and sequences; None if it stays as it is."""
-        rows, changes = self._pairs(index)
+        rows, changes = pairs_of(index, self._changes, self._keys)
         self._found.append(changes)
-        if QUEUE in self._changes.schema.names:
-            self._refuse_other_queue(index.take(rows), self._changes.take(changes))
+        self._refuse_truncation(index)
         old, new = index[SEQUENCE], self._changes[SEQUENCE]
         removed = pc.less(old, self._below) if self._below is not None else pa.repeat(False, index.num_rows)
         older = _array(pc.take(removed, rows))
-        newer = _array(pc.or_(older, pc.greater(pc.take(new, changes), pc.take(old, rows))))
+        ties = pc.and_not(self._ties(index.take(rows), self._changes.take(changes)), older)
+        newer = _array(pc.or_(pc.or_(older, ties), pc.greater(pc.take(new, changes), pc.take(old, rows))))
         self.stale += len(newer) - (pc.sum(newer).as_py() or 0)
-        rows, changes, older = rows.filter(newer), changes.filter(newer), older.filter(newer)
+        rows, changes, older, ties = (each.filter(newer) for each in (rows, changes, older, ties))
         if not len(rows) and not pc.any(removed).as_py():
             return None
         replaced = pc.is_in(pa.array(range(index.num_rows), pa.int64()), value_set=rows)
-        return Rewrite(_array(pc.invert(pc.or_(removed, replaced))), rows, changes, older)
+        return Rewrite(_array(pc.invert(pc.or_(removed, replaced))), rows, changes, older, ties)
 
     def rewritten(self, table: pa.Table, rewrite: Rewrite) -> pa.Table:
         """All rows of the file after the merge. `table` has every column of the changes."""
         before, after = table.take(rewrite.rows), self._changes.take(rewrite.changes)
+        after = self._settle_ties(before, after, rewrite.ties)
         for name in after.schema.names:
             column = self._kept(before, after, name, rewrite.older)
             before = before.set_column(before.schema.get_field_index(name), before.schema.field(name), column)
@@ -86,14 +100,33 @@ class ArrowMerge:
         at = pa.array(range(self._changes.num_rows), pa.int64())
         return self._changes.filter(pc.invert(pc.is_in(at, value_set=found)))
 
-    def _refuse_other_queue(self, before: pa.Table, after: pa.Table) -> None:
-        """Refuses a change of a row that another queue has changed."""
-        other = pc.fill_null(pc.not_equal(before[QUEUE], after[QUEUE]), False)
-        if pc.any(other).as_py():
-            at = pc.index(other, True).as_py()
-            key = {name: after[name][at].as_py() for name in self._keys}
-            now, sequence = after[QUEUE][at].as_py(), after[SEQUENCE][at].as_py()
-            raise changed_in_two_queues(key, before[QUEUE][at].as_py(), now, sequence)
+    def _refuse_truncation(self, index: pa.Table) -> None:
+        """Refuses a truncation with the source position of a row of another queue."""
+        if tie := source_and_queue(self._below):
+            source, emptied = tie
+            other = pc.and_(pc.equal(source_part(index[SEQUENCE]), source), pc.not_equal(index[QUEUE], emptied))
+            for queue in index[QUEUE].filter(other).to_pylist():
+                raise truncated_in_two_queues(emptied, queue, source)
+
+    def _ties(self, before: pa.Table, after: pa.Table) -> pa.Array:
+        if QUEUE not in self._changes.schema.names:
+            return pa.repeat(False, after.num_rows)
+        return _array(tied(before, after, QUEUE, SEQUENCE))
+
+    def _settle_ties(self, before: pa.Table, after: pa.Table, ties: pa.Array) -> pa.Table:
+        """Refuses changes that tie with their rows and are not equal; marks those that are."""
+        if not pc.any(ties).as_py():
+            return after
+        queues = after[QUEUE].to_pylist()
+        repeats, hidden = by_source(after.schema.field(SEQUENCE).type), (SEQUENCE, QUEUE)
+        for at in pc.indices_nonzero(ties).to_pylist():
+            held, change = before.slice(at, 1).to_pylist()[0], after.slice(at, 1).to_pylist()[0]
+            if not repeats or not alike(change, held, hidden):
+                key = {name: change[name] for name in self._keys}
+                raise changed_in_two_queues(key, held[QUEUE], change[QUEUE], change[SEQUENCE])
+            queues[at] = with_others(queues[at])
+        field = after.schema.field(QUEUE)
+        return after.set_column(after.schema.get_field_index(QUEUE), field, pa.array(queues, field.type))
 
     def _kept(self, before: pa.Table, after: pa.Table, name: str, older: pa.Array) -> pa.ChunkedArray:
         """The new values of a column, except where a change keeps the stored one."""
@@ -106,12 +139,12 @@ class ArrowMerge:
         keeps = pc.is_in(after[KEPT], value_set=pa.array(texts, after[KEPT].type))
         return pc.if_else(pc.and_(keeps, pc.invert(older)), before[name], column)
 
-    def _pairs(self, index: pa.Table) -> tuple[pa.Array, pa.Array]:
-        """The positions of rows and changes with the same key."""
-        rows = _positioned(index.select(self._keys), _ROW)
-        changes = _positioned(self._changes.select(self._keys), _CHANGE)
-        pairs = rows.join(changes, list(self._keys), join_type="inner")
-        return _array(pairs[_ROW]), _array(pairs[_CHANGE])
+
+def pairs_of(held: pa.Table, changes: pa.Table, keys: Sequence[str]) -> tuple[pa.Array, pa.Array]:
+    """The positions of rows and changes with the same key."""
+    rows, given = _positioned(held.select(keys), _ROW), _positioned(changes.select(keys), _CHANGE)
+    pairs = rows.join(given, list(keys), join_type="inner")
+    return _array(pairs[_ROW]), _array(pairs[_CHANGE])
 
 
 def _positioned(table: pa.Table, name: str) -> pa.Table:

@@ -32,29 +32,41 @@ from deltalake import CommitProperties, DeltaTable, QueryBuilder, Schema, Transa
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.table import TableMerger
 from deltalake.transaction import AddAction
-from pyspark.sql import SparkSession
-from pyspark.sql.types import StructType
 
 from lanemq.clock import Clock, SystemClock
 from lanemq.files import StorePath, locate, sync
-from lanemq.files.objects import ObjectPath, store_config
 from lanemq.model.errors import InvalidOption, StorageError
 from lanemq.model.units import Millis, Seconds, to_seconds
-from lanemq.pipelines.ports import DELETED, KEPT, QUEUE, SEQUENCE, Append, Batch, Merge, Rows, changed_in_two_queues
+from lanemq.pipelines.batches import Batch
+from lanemq.pipelines.ports import DELETED, KEPT, QUEUE, SEQUENCE, Merge, Rows, SinkRun
+from lanemq.pipelines.queue_ties import (
+    SOURCE_IN_MERGE,
+    alike,
+    by_source,
+    changed_in_two_queues,
+    source_and_queue,
+    tied,
+    tied_in_sql,
+    truncated_in_two_queues,
+    with_others_in_sql,
+)
 from lanemq.pipelines.sinks import delta_compaction as compaction
-from lanemq.pipelines.sinks.delta_files import file_stats, partition_text
+from lanemq.pipelines.sinks.arrow_merge import pairs_of
+from lanemq.pipelines.sinks.delta_files import delta_options, file_stats, partition_text
 from lanemq.pipelines.sinks.exact_sink import (
     ExtraColumns,
     LedgerEntry,
     ShardRows,
-    Terms,
     fit,
     kept_marks,
     merge_table,
+    owner_id,
+    owner_mark,
     refuse_other_sequence,
     refuse_removed,
     refuse_same_but_case,
     shards,
+    widened,
     without_deletions,
 )
 from lanemq.pipelines.sinks.versioned_table import EveryBatches, VersionedTableSink, until_committed
@@ -135,35 +147,34 @@ class DeltaSink(VersionedTableSink[Callable[[], bool]]):
     def __str__(self) -> str:
         return f"Delta table {self._path}"
 
-    @property
-    def place(self) -> tuple[str, Mapping[str, str]]:
-        """The path, and how its store is reached, with the names of delta-rs."""
-        return self._path, self._storage
-
-    def accept_settings(self, settings: Mapping[str, str]) -> None:
+    def place(self, settings: Mapping[str, str]) -> tuple[str, Mapping[str, str]]:
+        """The path, and how its store is reached, with the names of delta-rs. `settings`: of Spark."""
         if not self._storage and "://" in self._path:
             self._storage = delta_options(locate(self._path, settings))
+        return self._path, self._storage
 
-    def open(self, spark: SparkSession, query: str, epoch: int, schema: StructType, how: Append | Merge) -> None:
-        terms = self._agree(query, epoch, schema, how)
-        self._until_committed(lambda: self._find_table(terms), f"opening for {query}")
-        self._until_committed(lambda: self._claim(terms), f"epoch {epoch} of {query}")
-        self._until_committed(lambda: self._widen(terms), f"columns of {query}")
+    def open(self, run: SinkRun) -> None:
+        self._begin(run)
+        self.place(run.settings)
+        self._until_committed(lambda: self._find_table(run), f"opening for {run.query}")
+        self._until_committed(lambda: self._claim(run), f"epoch {run.epoch} of {run.query}")
+        self._until_committed(lambda: self._widen(run), f"columns of {run.query}")
         self._looked = self._delta().version()
         self._checked = _declaration(self._delta())
 
-    def applied_before_open(self, query: str) -> int | None:
+    def applied(self, query: str, settings: Mapping[str, str]) -> int | None:
+        path, storage = self.place(settings)
         try:
-            if not DeltaTable.is_deltatable(self._path, self._storage or None):
+            if not DeltaTable.is_deltatable(path, dict(storage) or None):
                 return None
-            return DeltaTable(self._path, storage_options=self._storage or None).transaction_version(query)
+            return DeltaTable(path, storage_options=dict(storage) or None).transaction_version(query)
         except DeltaError as error:
-            raise StorageError(f"the table {self._path} cannot be read: {error}") from error
+            raise StorageError(f"the table {path} cannot be read: {error}") from error
 
     def text_limits(self) -> tuple[TextLimit, ...]:
         if not self._partition_by:
             return ()
-        return folder_limits(self._partition_by, self._opened().schema, ESCAPED)
+        return folder_limits(self._partition_by, self._opened().columns, ESCAPED)
 
     def close(self) -> None:
         super().close()
@@ -173,73 +184,73 @@ class DeltaSink(VersionedTableSink[Callable[[], bool]]):
         table = DeltaTable(self._path, storage_options=self._storage or None)
         return int(table.delete(f"{_quoted(DELETED)} AND {_older(below)}")["num_deleted_rows"])
 
-    def _find_table(self, terms: Terms) -> bool:
-        self._table = _open_table(self._path, terms, self._partition_by, self._storage, evolve=self._evolve)
+    def _find_table(self, run: SinkRun) -> bool:
+        self._table = _open_table(self._path, run, self._partition_by, self._storage, evolve=self._evolve)
         return True
 
-    def _claim(self, terms: Terms) -> bool:
+    def _claim(self, run: SinkRun) -> bool:
         """Record the run's epoch in the table, which fences older runs. False if it is there already."""
-        entry = self._entry(terms)
-        entry.check_opener(terms)
-        moves = entry.has_other_owner(terms)
-        if not moves and not entry.lacks_epoch_of(terms):
+        entry = self._entry(run)
+        entry.check_opener(run, self)
+        moves = entry.has_other_owner(run)
+        if not moves and not entry.lacks_epoch_of(run):
             return False
-        claimed = [Transaction(_epoch_id(terms.query), terms.epoch)]
+        claimed = [Transaction(_epoch_id(run.query), run.epoch)]
         if moves:
-            self._warn_new_owner(terms)
-            claimed.append(Transaction(terms.owner_id, terms.owner))
+            self._warn_new_owner(run)
+            claimed.append(Transaction(owner_id(run), owner_mark(run.query)))
         self._commit_nothing(CommitProperties(app_transactions=claimed))
         return True
 
-    def _widen(self, terms: Terms) -> bool:
+    def _widen(self, run: SinkRun) -> bool:
         """Add the columns that the table does not have."""
-        self._entry(terms).check_opener(terms)
-        return _add_columns(self._delta(), terms.schema)
+        self._entry(run).check_opener(run, self)
+        return _add_columns(self._delta(), run.columns)
 
-    def _entry(self, terms: Terms) -> LedgerEntry:
+    def _entry(self, run: SinkRun) -> LedgerEntry:
         table = self._delta()
         try:
             table.update_incremental()
-            owner = table.transaction_version(terms.owner_id) if terms.pipeline else None
-            batch, epoch = table.transaction_version(terms.query), table.transaction_version(_epoch_id(terms.query))
+            owner = table.transaction_version(owner_id(run)) if run.pipeline else None
+            batch, epoch = table.transaction_version(run.query), table.transaction_version(_epoch_id(run.query))
         except DeltaError as error:
             raise StorageError(f"the table {self._path} cannot be read any more: {error}") from error
-        self._check_again(table, terms)
+        self._check_again(table, run)
         return LedgerEntry(batch, epoch, owner)
 
-    def _check_again(self, table: DeltaTable, terms: Terms) -> None:
+    def _check_again(self, table: DeltaTable, run: SinkRun) -> None:
         """Refuse a table that another program has changed so that rows do not fit any more. Delta would take files."""
         if self._checked is None or (found := _declaration(table)) == self._checked:
             return
-        _check_table(self._path, table, terms, self._partition_by, evolve=True)
-        refuse_removed(f"the table {self._path}", {field.name for field in table.schema().fields}, terms.schema.names)
+        _check_table(self._path, table, run, self._partition_by, evolve=True)
+        refuse_removed(f"the table {self._path}", {field.name for field in table.schema().fields}, run.columns.names)
         self._checked = found
 
-    def _prepare(self, rows: Rows, batch: Batch, terms: Terms) -> Callable[[], bool]:
+    def _prepare(self, rows: Rows, batch: Batch, run: SinkRun) -> Callable[[], bool]:
         """The returned commit can be tried repeatedly."""
         recorded = [Transaction(batch.query, batch.number), Transaction(_epoch_id(batch.query), batch.epoch)]
-        if terms.pipeline:
-            recorded.append(Transaction(terms.owner_id, terms.owner))
+        if run.pipeline:
+            recorded.append(Transaction(owner_id(run), owner_mark(run.query)))
         named = CommitProperties(app_transactions=recorded)
-        if isinstance(terms.how, Merge):
-            wider = terms.widened(rows) if self.widens else terms
-            changes = merge_table(rows, wider.schema, terms.how.keys)
-            keys = terms.how.keys
+        if isinstance(run.how, Merge):
+            wider = widened(run, rows) if self.widens else run
+            changes = merge_table(rows, wider.columns, run.how.keys)
+            keys = run.how.keys
             return lambda: self._merge(changes, rows.emptied_below, keys, batch, named)
         if "://" in self._path or not _takes_files(self._delta()):
-            table = fit(rows.table(), terms.schema)
+            table = fit(rows.table(), run.columns)
             return lambda: self._append_streamed(table, named)
-        files = _place_files(rows, terms.schema, Path(self._path), self._partition_by, self._clock.wall())
+        files = _place_files(rows, run.columns, Path(self._path), self._partition_by, self._clock.wall())
 
         def append() -> bool:
             if _takes_files(self._delta()):
                 return self._append_files(files, named)
-            return self._append_streamed(fit(rows.table(), terms.schema), named)  # since the files were placed
+            return self._append_streamed(fit(rows.table(), run.columns), named)  # since the files were placed
 
         return append
 
-    def _commit(self, prepared: Callable[[], bool], batch: Batch, terms: Terms) -> bool:
-        return self._until_committed(lambda: self._admits(self._entry(terms), batch) and prepared(), str(batch))
+    def _commit(self, prepared: Callable[[], bool], batch: Batch, run: SinkRun) -> bool:
+        return self._until_committed(lambda: self._admits(self._entry(run), batch) and prepared(), str(batch))
 
     def _append_files(self, files: list[AddAction], named: CommitProperties) -> bool:
         table = self._delta()
@@ -260,24 +271,30 @@ class DeltaSink(VersionedTableSink[Callable[[], bool]]):
         self, changes: pa.Table, below: int | str | None, keys: Sequence[str], batch: Batch, named: CommitProperties
     ) -> bool:
         table = self._delta()
+        _refuse_truncation(table, below)
         if below is not None and not changes.num_rows:
             table.delete(_older(below), commit_properties=named)
         if changes.num_rows:
             same = " AND ".join(f"s.{_quoted(key)} = t.{_quoted(key)}" for key in keys)
-            declared = self._opened().schema.names
+            declared = self._opened().columns.names
             changes, missing = self._extra_columns.fit(changes, declared, _column_types(table), _is_type)
-            merge = table.merge(
-                changes, same, source_alias="s", target_alias="t", merge_schema=bool(missing), commit_properties=named
-            )
-            if below is not None:
-                merge = _emptying(merge, below)
-            merge = _updating(merge, changes, {each.name for each in missing}).when_not_matched_insert_all()
+
+            def merge(on_tie: str) -> dict[str, Any]:
+                merger = table.merge(
+                    changes, same, source_alias="s", target_alias="t", merge_schema=bool(missing),
+                    commit_properties=named,
+                )  # fmt: skip
+                if below is not None:
+                    merger = _emptying(merger, below)
+                merger = _updating(merger, changes, {each.name for each in missing}, on_tie)
+                return merger.when_not_matched_insert_all().execute()
+
             try:
-                done = merge.execute()
+                done = merge(_FAILING)
             except DeltaError:
-                if QUEUE in changes.schema.names:
-                    _refuse_other_queue(table, changes, keys)
-                raise
+                if QUEUE not in changes.schema.names or not _all_repeats(table, changes, keys, below):
+                    raise
+                done = merge(with_others_in_sql(_column("s", QUEUE)))
             self._stale = changes.num_rows - done["num_target_rows_inserted"] - done["num_target_rows_updated"]
         if table.transaction_version(batch.query) != batch.number:
             # A merge that changes nothing commits nothing, and the batch would not be recorded.
@@ -338,20 +355,6 @@ class DeltaSink(VersionedTableSink[Callable[[], bool]]):
         return self._table
 
 
-def delta_options(path: StorePath) -> dict[str, str]:
-    """How delta-rs reaches a path: what `spark.hadoop.fs.s3a.` settings say, with its names.
-
-    Endpoint and scheme go together: an endpoint from the environment is used with its own scheme.
-    """
-    if not isinstance(path, ObjectPath):
-        return {}
-    config, client = store_config(path.root, path.settings)
-    options = {f"AWS_{name.upper()}": value for name, value in config.items()}
-    if "AWS_ENDPOINT" in options:
-        options["AWS_ENDPOINT_URL"] = options.pop("AWS_ENDPOINT")
-    return options | ({"AWS_ALLOW_HTTP": "true"} if client else {})
-
-
 _UNSAFE: Final = {"allow_unsafe_rename": "true", "conditional_put": "disabled"}
 """Options of delta-rs with which two commits of the same version of a table both succeed."""
 
@@ -376,40 +379,68 @@ def read_table(path: str | StorePath, storage_options: Mapping[str, str] | None 
     return without_deletions(pa.table(rows).cast(pa.schema(found.schema().to_arrow())))
 
 
-def _updating(merge: TableMerger, changes: pa.Table, missing: Collection[str]) -> TableMerger:
-    """Newer rows replace older ones, except for the columns that they keep. `missing`: columns that the table gets now.
+def _updating(merge: TableMerger, changes: pa.Table, missing: Collection[str], on_tie: str) -> TableMerger:
+    """Newer rows replace older ones, except for the columns that they keep.
 
+    `missing`: columns that the table gets now. `on_tie`: the queue of a row that ties with its change.
     One clause for all rows: with one for each combination of kept columns, a merge takes 2 ms for every combination.
     """
-    newer, names = f"s.{_quoted(SEQUENCE)} > t.{_quoted(SEQUENCE)}", changes.schema.names
+    newer, names = f"{_column('s', SEQUENCE)} > {_column('t', SEQUENCE)}", changes.schema.names
     keeps = KEPT in names and changes[KEPT].null_count < changes.num_rows
     if not keeps and QUEUE not in names:
         return merge.when_matched_update_all(newer)
     texts = pc.unique(changes[KEPT].drop_null()).to_pylist() if keeps else []
     kept = {name for text in texts for name in json.loads(text)} - {*missing}
-    updates = {_quoted(name): _kept_or_new(name) if name in kept else f"s.{_quoted(name)}" for name in names}
+    updates = {_quoted(name): _kept_or_new(name) if name in kept else _column("s", name) for name in names}
     if QUEUE in names:
-        newer = f"{newer} OR {_OTHER_QUEUE}"
-        updates[_quoted(QUEUE)] = f"CASE WHEN {_OTHER_QUEUE} THEN {_FAILING} ELSE s.{_quoted(QUEUE)} END"
+        source = SOURCE_IN_MERGE if by_source(changes.schema.field(SEQUENCE).type) else ""
+        tie = tied_in_sql("t", "s", _quoted(QUEUE), _quoted(SEQUENCE), source)
+        newer = f"{newer} OR {tie}"
+        updates[_quoted(QUEUE)] = f"CASE WHEN {tie} THEN {on_tie} ELSE {_column('s', QUEUE)} END"
     return merge.when_matched_update(updates, newer)
 
 
-_OTHER_QUEUE: Final = f't."{QUEUE}" <> s."{QUEUE}"'
+def _column(table: str, name: str) -> str:
+    return f"{table}.{_quoted(name)}"
+
+
 _FAILING: Final = f"CAST(CAST(concat('queue ', t.\"{QUEUE}\") AS BIGINT) AS VARCHAR)"
 """A text that cannot be computed. A merge has no other way to refuse a row, and commits nothing if it fails."""
 
 
-def _refuse_other_queue(table: DeltaTable, changes: pa.Table, keys: Sequence[str]) -> None:
-    """Raises `OrderError` if a row of the table is of another queue than its change."""
-    names = [*keys, QUEUE]
-    held = QueryBuilder().register("held", table).execute(f"SELECT {', '.join(map(_quoted, names))} FROM held")
-    wanted = changes.select([*names, SEQUENCE])
-    for batch in held:
-        rows = pa.table(batch).select(names).cast(changes.select(names).schema)
-        pairs = rows.join(wanted, list(keys), join_type="inner", right_suffix=" now")
-        for row in pairs.filter(pc.not_equal(pairs[QUEUE], pairs[f"{QUEUE} now"])).to_pylist():
-            key = {name: row[name] for name in keys}
-            raise changed_in_two_queues(key, row[QUEUE], row[f"{QUEUE} now"], row[SEQUENCE])
+def _refuse_truncation(table: DeltaTable, below: int | str | None) -> None:
+    """Raises `OrderError` if a row of another queue has the source position of a truncation."""
+    if tie := source_and_queue(below):
+        source, emptied = tie
+        queue, same = _quoted(QUEUE), f"{SOURCE_IN_MERGE.format(_quoted(SEQUENCE))} = {_text(source)}"
+        wanted = f"SELECT {queue} FROM held WHERE {same} AND {queue} <> {_text(emptied)} LIMIT 1"
+        for batch in QueryBuilder().register("held", table).execute(wanted):
+            for other in pa.table(batch)[QUEUE].to_pylist():
+                raise truncated_in_two_queues(emptied, other, source)
+
+
+def _all_repeats(table: DeltaTable, changes: pa.Table, keys: Sequence[str], below: int | str | None) -> bool:
+    """Whether changes tie with rows of the table, and all of these are equal; `OrderError` if one is not.
+
+    Rows that a truncation removes do not count.
+    """
+    found, repeats = False, by_source(changes.schema.field(SEQUENCE).type)
+    known = [field.name for field in table.schema().fields]
+    names = [name for name in changes.schema.names if name in known]
+    index = changes.select([*keys, QUEUE, SEQUENCE])
+    where = "" if below is None else f" WHERE NOT {_older(below)}"
+    wanted = f"SELECT {', '.join(map(_quoted, names))} FROM held{where}"
+    for batch in QueryBuilder().register("held", table).execute(wanted):
+        held = pa.table(batch).cast(pa.schema(pa.schema(table.schema().to_arrow()).field(name) for name in names))
+        rows, of_rows = pairs_of(held.select(index.column_names).cast(index.schema), index, keys)
+        ties = tied(held.take(rows), changes.take(of_rows), QUEUE, SEQUENCE).combine_chunks()
+        before, after = held.take(rows.filter(ties)).to_pylist(), changes.take(of_rows.filter(ties)).to_pylist()
+        for row, change in zip(before, after, strict=True):
+            if not repeats or not alike(change, row, (SEQUENCE, QUEUE)):
+                key = {name: change[name] for name in keys}
+                raise changed_in_two_queues(key, row[QUEUE], change[QUEUE], change[SEQUENCE])
+            found = True
+    return found
 
 
 def _kept_or_new(name: str) -> str:
@@ -447,13 +478,13 @@ def _epoch_id(query: str) -> str:
 
 
 def _open_table(
-    path: str, terms: Terms, partition_by: Sequence[str], storage: Mapping[str, str], *, evolve: bool
+    path: str, run: SinkRun, partition_by: Sequence[str], storage: Mapping[str, str], *, evolve: bool
 ) -> DeltaTable:
     """The table, created if it does not exist; it has, or may get, every column that the run will write."""
-    _check_partitioning(terms.schema, partition_by)
-    refuse_same_but_case("the rows", terms.schema.names, terms.schema.names)
-    table = _created(path, terms.schema, partition_by, storage)
-    _check_table(path, table, terms, partition_by, evolve=evolve)
+    _check_partitioning(run.columns, partition_by)
+    refuse_same_but_case("the rows", run.columns.names, run.columns.names)
+    table = _created(path, run.columns, partition_by, storage)
+    _check_table(path, table, run, partition_by, evolve=evolve)
     return table
 
 
@@ -466,7 +497,7 @@ def _declaration(table: DeltaTable) -> _Declaration:
     return table.schema().to_json(), tuple(found.partition_columns), tuple(sorted(found.configuration.items()))
 
 
-def _check_table(path: str, table: DeltaTable, terms: Terms, partition_by: Sequence[str], *, evolve: bool) -> None:
+def _check_table(path: str, table: DeltaTable, run: SinkRun, partition_by: Sequence[str], *, evolve: bool) -> None:
     """`InvalidOption` if the table cannot hold the rows. Columns may be missing if `evolve`."""
     found = table.metadata()
     if list(found.partition_columns) != list(partition_by):
@@ -478,11 +509,11 @@ def _check_table(path: str, table: DeltaTable, terms: Terms, partition_by: Seque
         raise InvalidOption(
             f"the table {path} has the property {FORGETS}: it would forget which batches it has; unset it"
         )
-    if isinstance(terms.how, Merge) and found.configuration.get(APPENDS_ONLY, "").lower() == "true":
+    if isinstance(run.how, Merge) and found.configuration.get(APPENDS_ONLY, "").lower() == "true":
         raise InvalidOption(
             f"the table {path} has the property {APPENDS_ONLY}, and this pipeline merges by key: unset it"
         )
-    _check_columns(path, table.schema(), terms.schema, evolve=evolve)
+    _check_columns(path, table.schema(), run.columns, evolve=evolve)
 
 
 def _check_partitioning(wanted: pa.Schema, partition_by: Sequence[str]) -> None:

@@ -1,10 +1,13 @@
-"""What the log of a Delta table says about a Parquet file."""
+"""How delta-rs reaches a table, and what its log says about a Parquet file."""
 
 import json
 from collections.abc import Sequence
 from typing import Any
 
 import pyarrow.parquet as pq
+
+from lanemq.files import StorePath
+from lanemq.files.objects import ObjectPath, store_config
 
 MAX_BOUND_LENGTH = 64
 """Characters of a text that is recorded as a file's smallest or largest value."""
@@ -43,3 +46,17 @@ def _bounds(parts: Sequence[Any]) -> tuple[int | str, int | str, int] | None:
     if isinstance(low, str) and max(len(low), len(high)) > MAX_BOUND_LENGTH:
         return None
     return low, high, sum(part.null_count for part in parts)
+
+
+def delta_options(path: StorePath) -> dict[str, str]:
+    """How delta-rs reaches a path: what `spark.hadoop.fs.s3a.` settings say, with its names.
+
+    Endpoint and scheme go together: an endpoint from the environment is used with its own scheme.
+    """
+    if not isinstance(path, ObjectPath):
+        return {}
+    config, client = store_config(path.root, path.settings)
+    options = {f"AWS_{name.upper()}": value for name, value in config.items()}
+    if "AWS_ENDPOINT" in options:
+        options["AWS_ENDPOINT_URL"] = options.pop("AWS_ENDPOINT")
+    return options | ({"AWS_ALLOW_HTTP": "true"} if client else {})

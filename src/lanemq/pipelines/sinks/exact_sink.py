@@ -1,4 +1,4 @@
-"""What every exactly-once sink has in common: the terms of a run, the ledger, and rows in the form that was agreed on.
+"""What every exactly-once sink has in common: its run, the ledger, and rows in the form that the run declared.
 
 Invariants: a batch whose number the sink has is not applied again; a run that was replaced, or that belongs to a copy
 of the checkpoint, applies nothing; a sink takes batches only from the run that opened it, and from one checkpoint of a
@@ -22,26 +22,12 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyspark.sql.types import StructType
 
 from lanemq.files import Output, StorePath, arrow_source, copy
 from lanemq.model.errors import Closed, InvalidOption, SinkFenced, StateLost, UsageError
+from lanemq.pipelines.batches import Batch, run_name
 from lanemq.pipelines.parquet_encoding import dictionary_columns
-from lanemq.pipelines.ports import (
-    DELETED,
-    KEPT,
-    QUEUE,
-    SEQUENCE,
-    Append,
-    Batch,
-    FileRows,
-    Merge,
-    Rows,
-    Runs,
-    Sink,
-    run_name,
-)
-from lanemq.spark.versions import to_arrow_schema
+from lanemq.pipelines.ports import DELETED, KEPT, QUEUE, SEQUENCE, FileRows, Merge, Rows, Sink, SinkRun, arrow_schema
 
 log = logging.getLogger(__name__)
 
@@ -50,44 +36,27 @@ C = TypeVar("C")
 _JSON = msgspec.json.Encoder()
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What a run and a sink agreed on in `open`."""
+def owner_mark(query: str) -> int:
+    """The mark of a checkpoint as the owner of a sink: 62 bits of its identity, because Delta stores only numbers."""
+    return int.from_bytes(sha256(query.encode()).digest()[:8]) >> 2
 
-    query: str
-    epoch: int
-    schema: pa.Schema
-    how: Append | Merge
-    runs: Runs | None = None
-    """The runs of the same checkpoint. None: unknown, so every lower epoch is taken for one of them."""
-    pipeline: str = ""
-    """The name of the pipeline. Empty: unknown, so the sink has no owner."""
-    new_checkpoint: bool = False
-    """Whether the sink changes its owner to this checkpoint."""
-    sink: str = "the sink"
-    """How messages name the sink."""
 
-    @property
-    def owner(self) -> int:
-        """The mark of this checkpoint as the owner of a sink. A number, because Delta stores only numbers."""
-        return owner_mark(self.query)
+def owner_id(run: SinkRun) -> str:
+    """The name under which a ledger has the owner of a pipeline."""
+    return f"{run.pipeline}#owner"
 
-    @property
-    def owner_id(self) -> str:
-        """The name under which a ledger has the owner."""
-        return f"{self.pipeline}#owner"
 
-    def widened(self, rows: Rows) -> "Terms":
-        """The terms of a merge, with the columns that the rows have in addition."""
-        if not isinstance(self.how, Merge) or set(rows.schema.names) <= set(self.schema.names):
-            return self
-        if KEPT in rows.schema.names and KEPT not in self.schema.names:
-            raise UsageError(
-                f"the rows have the column {KEPT} and the sink was opened without it: a batch that was decided with "
-                f"left_out='keep' must be finished with left_out='keep'; change the option afterwards"
-            )
-        more = [field for field in arrow_schema(rows.schema) if field.name not in self.schema.names]
-        return replace(self, schema=pa.schema([*self.schema, *(field.with_nullable(True) for field in more)]))
+def widened(run: SinkRun, rows: Rows) -> SinkRun:
+    """The run of a merge, with the columns that the rows have in addition."""
+    if not isinstance(run.how, Merge) or set(rows.schema.names) <= set(run.columns.names):
+        return run
+    if KEPT in rows.schema.names and KEPT not in run.columns.names:
+        raise UsageError(
+            f"the rows have the column {KEPT} and the sink was opened without it: a batch that was decided with "
+            f"left_out='keep' must be finished with left_out='keep'; change the option afterwards"
+        )
+    more = [field for field in arrow_schema(rows.schema) if field.name not in run.columns.names]
+    return replace(run, columns=pa.schema([*run.columns, *(field.with_nullable(True) for field in more)]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,17 +80,17 @@ class LedgerEntry:
             )
         return self.batch is None or batch.number > self.batch
 
-    def check_opener(self, terms: Terms) -> None:
+    def check_opener(self, run: SinkRun, sink: object) -> None:
         """`SinkFenced` if the run that opens the sink may not use it."""
-        if self.epoch is not None and terms.runs is not None and not terms.runs.includes(self.epoch):
+        if self.epoch is not None and run.runs is not None and not run.runs.includes(self.epoch):
             raise SinkFenced(
-                f"the sink belongs to run {run_name(self.epoch)} of another copy of pipeline {terms.query}'s "
+                f"the sink belongs to run {run_name(self.epoch)} of another copy of pipeline {run.query}'s "
                 f"checkpoint: continue with that copy only, or begin with an empty checkpoint and an empty sink"
             )
-        self._refuse_older(terms.query, terms.epoch)
-        if self.has_other_owner(terms) and not terms.new_checkpoint:
+        self._refuse_older(run.query, run.epoch)
+        if self.has_other_owner(run) and not run.new_checkpoint:
             raise StateLost(
-                f"{terms.sink} has batches of another checkpoint of pipeline {terms.pipeline!r}: the checkpoint was "
+                f"{sink} has batches of another checkpoint of pipeline {run.pipeline!r}: the checkpoint was "
                 f"deleted or is in another folder, or two pipelines have the same name. This checkpoint would read "
                 f"the messages again and add their rows a second time. Use the old checkpoint, or begin with an empty "
                 f"sink. To keep the rows and continue with this checkpoint, pass --new-checkpoint or run(..., "
@@ -129,13 +98,13 @@ class LedgerEntry:
                 f"that were read before are added again (a merge keeps its newer rows), and state begins empty"
             )
 
-    def has_other_owner(self, terms: Terms) -> bool:
+    def has_other_owner(self, run: SinkRun) -> bool:
         """Whether another checkpoint of the pipeline wrote to the sink."""
-        return self.owner is not None and self.owner != terms.owner
+        return self.owner is not None and self.owner != owner_mark(run.query)
 
-    def lacks_epoch_of(self, terms: Terms) -> bool:
+    def lacks_epoch_of(self, run: SinkRun) -> bool:
         """Whether the run that opens the sink must record its epoch."""
-        return self.epoch is None or terms.epoch > self.epoch
+        return self.epoch is None or run.epoch > self.epoch
 
     def _refuse_older(self, query: str, epoch: int) -> None:
         if self.epoch is not None and epoch < self.epoch:
@@ -149,42 +118,31 @@ class ExactSink(Sink):
     """Base of the sinks in this package: opened by one run, and used for that run's batches only."""
 
     all_at_once = True
-    _terms: Terms | None = None
-    _runs: Runs | None = None
-    _pipeline: str = ""
-    _new_checkpoint: bool = False
+    _run: SinkRun | None = None
     _reached: int | None = None
     """The highest batch number that the sink is known to have; None before this run's first batch."""
 
-    def accept_runs(self, runs: Runs) -> None:
-        self._runs = runs
-
-    def accept_pipeline(self, name: str, *, new_checkpoint: bool) -> None:
-        self._pipeline, self._new_checkpoint = name, new_checkpoint
-
     def close(self) -> None:
-        self._terms = self._reached = None
+        self._run = self._reached = None
 
-    def _agree(self, query: str, epoch: int, schema: StructType, how: Append | Merge) -> Terms:
-        keys = how.keys if isinstance(how, Merge) else ()
-        wanted = arrow_schema(schema, keys, loose=isinstance(how, Merge))
-        if isinstance(how, Merge):
-            check_merge_columns(wanted, keys)
-        self._terms = Terms(query, epoch, wanted, how, self._runs, self._pipeline, self._new_checkpoint, str(self))
-        return self._terms
+    def _begin(self, run: SinkRun) -> None:
+        """Take batches of this run from now on; `InvalidOption` if its columns cannot be merged."""
+        if isinstance(run.how, Merge):
+            check_merge_columns(run.columns, run.how.keys)
+        self._run = run
 
-    def _opened(self) -> Terms:
-        if self._terms is None:
+    def _opened(self) -> SinkRun:
+        if self._run is None:
             raise Closed(
                 f"{type(self).__name__} is not open: call open() before the first batch, and not after close()"
             )
-        return self._terms
+        return self._run
 
-    def _terms_for(self, batch: Batch) -> Terms:
-        terms = self._opened()
-        if (batch.query, batch.epoch) != (terms.query, terms.epoch):
-            raise UsageError(f"{batch} does not belong to the run that opened the sink: {terms.query}, {terms.epoch}")
-        return terms
+    def _run_of(self, batch: Batch) -> SinkRun:
+        run = self._opened()
+        if (batch.query, batch.epoch) != (run.query, run.epoch):
+            raise UsageError(f"{batch} does not belong to the run that opened the sink: {run.query}, {run.epoch}")
+        return run
 
     def _admits(self, entry: LedgerEntry, batch: Batch) -> bool:
         """Whether to apply the batch. `StateLost` if the sink has lost batches since this run wrote them."""
@@ -196,12 +154,12 @@ class ExactSink(Sink):
             )
         return entry.admits(batch)
 
-    def _warn_new_owner(self, terms: Terms) -> None:
+    def _warn_new_owner(self, run: SinkRun) -> None:
         log.warning(
             "%s: pipeline %s continues with a new checkpoint, and the former one may write nothing more. Rows that are "
             "there stay; rows of messages that are read again are added to them",
             self,
-            terms.pipeline,
+            run.pipeline,
         )
 
     def _count_stale(self, batch: Batch, rows: int, stale: int) -> None:
@@ -233,20 +191,7 @@ class ExactSink(Sink):
             )
 
 
-def owner_mark(query: str) -> int:
-    """A checkpoint's identity as a positive number of 62 bits."""
-    return int.from_bytes(sha256(query.encode()).digest()[:8]) >> 2
-
-
-# Rows in the form that a run and a sink agreed on: columns by name, exact types, keys that identify a row.
-
-
-def arrow_schema(schema: StructType, keys: Sequence[str] = (), *, loose: bool = False) -> pa.Schema:
-    """The columns as Arrow types. `loose`: every column but the keys may be null, as in the row of a deletion."""
-    exact = to_arrow_schema(schema)
-    if not loose:
-        return exact
-    return pa.schema([field.with_nullable(field.name not in keys) for field in exact])
+# Rows in the form that a run declared: columns by name, exact types, keys that identify a row.
 
 
 def refuse_removed(table: str, there: Collection[str], wanted: Sequence[str]) -> None:

@@ -8,10 +8,9 @@ refuse epochs below the highest it has seen.
 from collections.abc import Callable
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
-from pyspark.sql.types import StructType
 
-from lanemq.pipelines.ports import Append, Batch, Merge, Rows
+from lanemq.pipelines.batches import Batch
+from lanemq.pipelines.ports import Rows, SinkRun
 from lanemq.pipelines.sinks.exact_sink import ExactSink, fit
 
 
@@ -24,19 +23,14 @@ class ForeachSink(ExactSink):
         self._function = function
         self._done: int | None = None
 
-    def open(self, spark: SparkSession, query: str, epoch: int, schema: StructType, how: Append | Merge) -> None:
-        self._agree(query, epoch, schema, how)
+    def open(self, run: SinkRun) -> None:
+        self._begin(run)
         self._done = None
 
-    def applied(self) -> int | None:
-        """The highest batch number of this run; earlier runs are unknown."""
-        self._opened()
-        return self._done
-
     def write(self, rows: Rows, batch: Batch) -> bool:
-        terms = self._terms_for(batch)
+        run = self._run_of(batch)
         if self._done is not None and batch.number <= self._done:
             return False
-        self._function(fit(rows.table(), terms.schema), batch)
+        self._function(fit(rows.table(), run.columns), batch)
         self._done = batch.number
         return True

@@ -18,25 +18,25 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import SparkSession
-from pyspark.sql.types import StructType
 
 from lanemq.clock import Clock, SystemClock
 from lanemq.model.environment import install_extra
 from lanemq.model.errors import InvalidOption, StorageError
 from lanemq.model.units import Seconds, to_millis
-from lanemq.pipelines.ports import DELETED, SEQUENCE, Append, Batch, Merge, Rows
+from lanemq.pipelines.batches import Batch
+from lanemq.pipelines.ports import DELETED, SEQUENCE, Merge, Rows, SinkRun
 from lanemq.pipelines.sinks.arrow_merge import ArrowMerge
 from lanemq.pipelines.sinks.exact_sink import (
     ExtraColumns,
     LedgerEntry,
-    Terms,
     aligned,
     fit,
     merge_table,
+    owner_mark,
     refuse_other_sequence,
     refuse_removed,
     refuse_same_but_case,
+    widened,
     without_deletions,
 )
 from lanemq.pipelines.sinks.versioned_table import EveryBatches, VersionedTableSink, until_committed
@@ -112,17 +112,17 @@ class IcebergSink(VersionedTableSink[Filling]):
     def __str__(self) -> str:
         return f"Iceberg table {self._name}"
 
-    def open(self, spark: SparkSession, query: str, epoch: int, schema: StructType, how: Append | Merge) -> None:
-        terms = self._agree(query, epoch, schema, how)
-        self._until_committed(lambda: self._find_table(terms), f"opening for {query}")
-        self._until_committed(lambda: self._claim(terms), f"epoch {epoch} of {query}")
+    def open(self, run: SinkRun) -> None:
+        self._begin(run)
+        self._until_committed(lambda: self._find_table(run), f"opening for {run.query}")
+        self._until_committed(lambda: self._claim(run), f"epoch {run.epoch} of {run.query}")
 
-    def applied_before_open(self, query: str) -> int | None:
+    def applied(self, query: str, settings: Mapping[str, str]) -> int | None:
         table = self._place.find(self._name)
         return None if table is None else table.batch_of(query)
 
     def text_limits(self) -> tuple[TextLimit, ...]:
-        return folder_limits(self._opened_table().partition_by, self._opened().schema, ESCAPED)
+        return folder_limits(self._opened_table().partition_by, self._opened().columns, ESCAPED)
 
     def close(self) -> None:
         super().close()
@@ -147,88 +147,86 @@ class IcebergSink(VersionedTableSink[Filling]):
             change.commit()
         return purged
 
-    def _find_table(self, terms: Terms) -> None:
+    def _find_table(self, run: SinkRun) -> None:
         table = self._place.find(self._name)
         if table is None:
-            table = _library().IcebergTable.create(self._place.catalog(), self._name, terms.schema, self._partition_by)
+            table = _library().IcebergTable.create(self._place.catalog(), self._name, run.columns, self._partition_by)
         elif self._partition_by and table.partition_by != self._partition_by:
             raise InvalidOption(
                 f"partition_by: the table {self._name} is partitioned by ({', '.join(table.partition_by)}), "
                 f"not by ({', '.join(self._partition_by)})"
             )
         assert table is not None, "create() returns one"
-        _check_columns(table, terms.schema, evolve=self._evolve)
+        _check_columns(table, run.columns, evolve=self._evolve)
         self._table = table
 
-    def _claim(self, terms: Terms) -> None:
+    def _claim(self, run: SinkRun) -> None:
         """Record the run's epoch in the table, which fences older runs, and add the columns that the table lacks."""
-        entry = self._entry(terms)
-        entry.check_opener(terms)
-        moves = entry.has_other_owner(terms)
+        entry = self._entry(run)
+        entry.check_opener(run, self)
+        moves = entry.has_other_owner(run)
         table = self._opened_table()
-        missing = [field for field in terms.schema if field.name not in table.columns.names]
-        if not moves and not missing and not entry.lacks_epoch_of(terms):
+        missing = [field for field in run.columns if field.name not in table.columns.names]
+        if not moves and not missing and not entry.lacks_epoch_of(run):
             return
         if moves:
-            self._warn_new_owner(terms)
+            self._warn_new_owner(run)
         change = table.change()
         if missing:
             change.add_columns(missing)
-        self._stage(change, terms, entry.batch, owner=terms.owner if moves else None)
+        self._stage(change, run, entry.batch, owner=owner_mark(run.query) if moves else None)
         change.commit()
 
-    def _entry(self, terms: Terms) -> LedgerEntry:
+    def _entry(self, run: SinkRun) -> LedgerEntry:
         table = self._opened_table()
         table.refresh()
-        owner = table.owner_of(terms.pipeline) if terms.pipeline else None
-        return LedgerEntry(table.batch_of(terms.query), table.epoch_of(terms.query), owner)
+        owner = table.owner_of(run.pipeline) if run.pipeline else None
+        return LedgerEntry(table.batch_of(run.query), table.epoch_of(run.query), owner)
 
-    def _check_again(self, terms: Terms) -> None:
+    def _check_again(self, run: SinkRun) -> None:
         """Refuse a table that another program has changed so that rows do not fit any more."""
         table = self._opened_table()
         if table.columns != self._checked:
-            _check_columns(table, terms.schema, evolve=True)
-            refuse_removed(f"the table {self._name}", table.columns.names, terms.schema.names)
+            _check_columns(table, run.columns, evolve=True)
+            refuse_removed(f"the table {self._name}", table.columns.names, run.columns.names)
             self._checked = table.columns
 
-    def _prepare(self, rows: Rows, batch: Batch, terms: Terms) -> Filling:
+    def _prepare(self, rows: Rows, batch: Batch, run: SinkRun) -> Filling:
         """Check and load the rows; the returned function writes them to a change, as often as it takes."""
-        if isinstance(terms.how, Merge):
-            wider = terms.widened(rows) if self.widens else terms
-            changes = merge_table(rows, wider.schema, terms.how.keys)
-            keys, below = terms.how.keys, rows.emptied_below
+        if isinstance(run.how, Merge):
+            wider = widened(run, rows) if self.widens else run
+            changes = merge_table(rows, wider.columns, run.how.keys)
+            keys, below = run.how.keys, rows.emptied_below
             return lambda change: self._merge(change, changes, keys, below)
-        table = fit(rows.table(), terms.schema)
+        table = fit(rows.table(), run.columns)
         return lambda change: change.add(table)
 
-    def _commit(self, prepared: Filling, batch: Batch, terms: Terms) -> bool:
+    def _commit(self, prepared: Filling, batch: Batch, run: SinkRun) -> bool:
         def attempt() -> bool:
-            if not self._admits(self._entry(terms), batch):
+            if not self._admits(self._entry(run), batch):
                 return False
-            self._check_again(terms)
+            self._check_again(run)
             change = self._opened_table().change()
             prepared(change)
-            self._stage(change, terms, batch.number, owner=terms.owner if terms.pipeline else None)
+            self._stage(change, run, batch.number, owner=owner_mark(run.query) if run.pipeline else None)
             self._publish(change)
             return True
 
         return self._until_committed(attempt, str(batch))
 
-    def _stage(self, change: "TableChange", terms: Terms, batch: int | None, *, owner: int | None) -> None:
+    def _stage(self, change: "TableChange", run: SinkRun, batch: int | None, *, owner: int | None) -> None:
         library = _library()
-        summary = {library.QUERY: terms.query, library.EPOCH: str(terms.epoch)}
+        summary = {library.QUERY: run.query, library.EPOCH: str(run.epoch)}
         if batch is not None:
             summary[library.BATCH] = str(batch)
-        change.stage(
-            terms.query, library.ledger_entries(terms.query, terms.epoch, batch, terms.pipeline, owner), summary
-        )
+        change.stage(run.query, library.ledger_entries(run.query, run.epoch, batch, run.pipeline, owner), summary)
 
     def _publish(self, change: "TableChange") -> None:
         change.commit()
 
     def _merge(self, change: "TableChange", changes: pa.Table, keys: tuple[str, ...], below: int | str | None) -> None:
         library, table = _library(), self._opened_table()
-        declared = self._opened().schema.names
+        declared = self._opened().columns.names
         types = {field.name: library.plain_type(field.type) for field in table.columns}
         changes, missing = self._extra_columns.fit(changes, declared, types, _is_type)
         if missing:

@@ -27,15 +27,15 @@ from urllib.parse import quote
 
 import msgspec
 import pyarrow.parquet as pq
-from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from lanemq.files import Output, StorePath, is_address, locate, move, sync, write_durably
 from lanemq.model.errors import InvalidOption, SinkFenced
+from lanemq.pipelines.batches import Batch
 from lanemq.pipelines.checkpoint.fencing import fence_all, known_runs, read_fenced_json, take_over, write_as
 from lanemq.pipelines.parquet_encoding import dictionary_columns
-from lanemq.pipelines.ports import Append, Batch, FileRows, Merge, Rows
-from lanemq.pipelines.sinks.exact_sink import ExactSink, LedgerEntry, Terms, owner_mark, shard_tables, shards
+from lanemq.pipelines.ports import FileRows, Merge, Rows, SinkRun
+from lanemq.pipelines.sinks.exact_sink import ExactSink, LedgerEntry, owner_mark, shard_tables, shards
 
 
 class CommittedBatch(msgspec.Struct, frozen=True):
@@ -61,81 +61,80 @@ class ParquetSink(ExactSink):
         """The folder."""
         self._committed: CommittedBatch | None = None
 
-    def accept_settings(self, settings: Mapping[str, str]) -> None:
-        if is_address(self._given):
-            self.path = locate(self._given, settings)
-
     def __str__(self) -> str:
         return f"Parquet folder {self.path}"
 
-    def open(self, spark: SparkSession, query: str, epoch: int, schema: StructType, how: Append | Merge) -> None:
-        if isinstance(how, Merge):
+    def open(self, run: SinkRun) -> None:
+        if isinstance(run.how, Merge):
             raise InvalidOption(
                 f"path {self.path}: Parquet files cannot replace rows; "
                 "use a sink of kind delta, iceberg, sqlite or postgres for last-state pipelines"
             )
-        terms = self._agree(query, epoch, schema, how)
-        columns = self._columns_with(schema)
-        self._check_owner(terms)
-        LedgerEntry(None, self._newest_epoch(terms)).check_opener(terms)
-        self._fence(terms)
-        self._own(terms)
+        self._begin(run)
+        self._reach(run.settings)
+        columns = self._columns_with(run.schema)
+        self._check_owner(run)
+        LedgerEntry(None, self._newest_epoch(run)).check_opener(run, self)
+        self._fence(run)
+        self._own(run)
         write_durably(self._own_folder / "columns.json", columns.json().encode())
         for folder in (self._own_folder, self.path, self.path.absolute().parent):
             sync(folder)
-        self._committed = self._read(query)
-        self._place(terms)
-        for left in self._staged(query).glob("*"):
+        self._committed = self._read(run.query)
+        self._place(run)
+        for left in self._staged(run.query).glob("*"):
             left.unlink(missing_ok=True)
 
-    def applied_before_open(self, query: str) -> int | None:
+    def applied(self, query: str, settings: Mapping[str, str]) -> int | None:
+        self._reach(settings)
         committed = self._read(query)
         return None if committed is None else committed.batch
 
-    def applied(self) -> int | None:
-        self._opened()
-        return None if self._committed is None else self._committed.batch
+    def _reach(self, settings: Mapping[str, str]) -> None:
+        if is_address(self._given):
+            self.path = locate(self._given, settings)
 
     def write(self, rows: Rows, batch: Batch) -> bool:
-        terms = self._terms_for(batch)
-        owner = self._owner_query(terms)
+        run = self._run_of(batch)
+        owner = self._owner_query(run)
         mark = None if owner is None else owner_mark(owner)
-        new = LedgerEntry(self.applied(), self._newest_epoch(terms), mark).admits(batch)
-        self._place(terms)  # what could not be moved when the disk was full
+        last = None if self._committed is None else self._committed.batch
+        new = LedgerEntry(last, self._newest_epoch(run), mark).admits(batch)
+        self._place(run)  # what could not be moved when the disk was full
         if not new:
             return False
-        name = f"part-{_mark(terms.query)}-{batch.number:015}-{os.urandom(4).hex()}.parquet" if rows.count() else ""
-        staged = self._staged(terms.query) / name
+        name = f"part-{_mark(run.query)}-{batch.number:015}-{os.urandom(4).hex()}.parquet" if rows.count() else ""
+        staged = self._staged(run.query) / name
         try:
             if name:
-                self._stage(rows, staged, terms)
-            self._commit(CommittedBatch(batch.number, name), terms)
+                self._stage(rows, staged, run)
+            self._commit(CommittedBatch(batch.number, name), run)
         except (FileNotFoundError, SinkFenced):
             if name:
                 staged.unlink(missing_ok=True)
-            LedgerEntry(None, self._newest_epoch(terms)).admits(batch)
+            LedgerEntry(None, self._newest_epoch(run)).admits(batch)
             raise
-        self._place(terms)
+        self._place(run)
         return True
 
     # The steps of a batch.
 
-    def _stage(self, rows: Rows, target: StorePath, terms: Terms) -> None:
+    def _stage(self, rows: Rows, target: StorePath, run: SinkRun) -> None:
         """Write the rows to a file where readers do not look, and bring it to the disk."""
         target.parent.mkdir(parents=True, exist_ok=True)
         if isinstance(rows, FileRows) and sum(each.rows > 0 for each in rows.files) == 1:
-            for shard in shards(rows, terms.schema):
+            for shard in shards(rows, run.columns):
                 shard.put(target)
         else:
-            self._join(rows, target, terms)
+            self._join(rows, target, run)
         for place in (target, target.parent, target.parent.parent):
             sync(place)
 
-    def _join(self, rows: Rows, target: StorePath, terms: Terms) -> None:
+    def _join(self, rows: Rows, target: StorePath, run: SinkRun) -> None:
         """Write the rows of all shards to one file, shard after shard."""
         output, writer = Output(target), None
         try:
-            for table in shard_tables(rows, terms.schema):
+            for table in shard_tables(rows, run.columns):
                 writer = writer or pq.ParquetWriter(
                     output.target, table.schema, use_dictionary=dictionary_columns(table)
                 )
@@ -147,17 +146,17 @@ class ParquetSink(ExactSink):
             writer.close()
         output.close()
 
-    def _commit(self, committed: CommittedBatch, terms: Terms) -> None:
+    def _commit(self, committed: CommittedBatch, run: SinkRun) -> None:
         """Make the batch the last one of the query; `SinkFenced` if the run was replaced."""
-        own = self._of_query(terms.query)
-        write_as(terms.epoch, own / "sink", own / "committed.json", msgspec.json.encode(committed))
+        own = self._of_query(run.query)
+        write_as(run.epoch, own / "sink", own / "committed.json", msgspec.json.encode(committed))
         self._committed = committed
 
-    def _place(self, terms: Terms) -> None:
+    def _place(self, run: SinkRun) -> None:
         """Move the file of the last batch to its place, unless it is there. Two runs may do this at the same time."""
         if self._committed is None or not self._committed.file:
             return
-        staged = self._staged(terms.query) / self._committed.file
+        staged = self._staged(run.query) / self._committed.file
         if not staged.exists():
             return
         with suppress(FileNotFoundError):  # another run has moved it
@@ -166,40 +165,40 @@ class ParquetSink(ExactSink):
 
     # Who may write.
 
-    def _fence(self, terms: Terms) -> None:
+    def _fence(self, run: SinkRun) -> None:
         """Let no older run write. Each run makes its mark before it looks for others, so one of two sees the other."""
-        own = self._of_query(terms.query)
+        own = self._of_query(run.query)
         own.mkdir(parents=True, exist_ok=True)
-        take_over(own, terms.epoch)
-        LedgerEntry(None, self._newest_epoch(terms)).check_opener(terms)
+        take_over(own, run.epoch)
+        LedgerEntry(None, self._newest_epoch(run)).check_opener(run, self)
 
-    def _newest_epoch(self, terms: Terms) -> int | None:
-        return max(known_runs(self._of_query(terms.query)), default=None)
+    def _newest_epoch(self, run: SinkRun) -> int | None:
+        return max(known_runs(self._of_query(run.query)), default=None)
 
-    def _check_owner(self, terms: Terms) -> None:
+    def _check_owner(self, run: SinkRun) -> None:
         """Refuse this checkpoint if the folder has batches of another one of the same pipeline."""
-        owner = self._owner_query(terms)
+        owner = self._owner_query(run)
         if owner is None or self._read(owner) is None:
             return
         entry = LedgerEntry(owner=owner_mark(owner))
-        entry.check_opener(terms)
-        if entry.has_other_owner(terms):
-            self._warn_new_owner(terms)
+        entry.check_opener(run, self)
+        if entry.has_other_owner(run):
+            self._warn_new_owner(run)
 
-    def _own(self, terms: Terms) -> None:
+    def _own(self, run: SinkRun) -> None:
         """Record this checkpoint as the owner, and shut out the runs of the former one."""
-        former = self._owner_query(terms)
-        if not terms.pipeline or former == terms.query:
+        former = self._owner_query(run)
+        if not run.pipeline or former == run.query:
             return
-        write_durably(self._owner_file(terms), terms.query.encode())
+        write_durably(self._owner_file(run), run.query.encode())
         if former is not None:
             fence_all(self._of_query(former))
 
-    def _owner_query(self, terms: Terms) -> str | None:
-        if not terms.pipeline:
+    def _owner_query(self, run: SinkRun) -> str | None:
+        if not run.pipeline:
             return None
         try:
-            return self._owner_file(terms).read_bytes().decode()
+            return self._owner_file(run).read_bytes().decode()
         except FileNotFoundError:
             return None
 
@@ -237,8 +236,8 @@ class ParquetSink(ExactSink):
     def _staged(self, query: str) -> StorePath:
         return self._of_query(query) / "staged"
 
-    def _owner_file(self, terms: Terms) -> StorePath:
-        return self._own_folder / f"owner={quote(terms.pipeline, safe='')}"
+    def _owner_file(self, run: SinkRun) -> StorePath:
+        return self._own_folder / f"owner={quote(run.pipeline, safe='')}"
 
 
 def _mark(query: str) -> str:

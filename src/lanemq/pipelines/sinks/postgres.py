@@ -27,13 +27,12 @@ from typing import Any, Final, Literal
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
-from pyspark.sql.types import StructType
 
 from lanemq.clock import Clock
 from lanemq.model.errors import ConnectFailed, ConnectionLost, InvalidOption, LaneError, RequestTimedOut, StorageError
 from lanemq.model.units import Seconds, to_millis
-from lanemq.pipelines.ports import DELETED, SEQUENCE, Append, Batch, FileRows, Merge, RowFile, Rows
-from lanemq.pipelines.sinks.exact_sink import Terms
+from lanemq.pipelines.batches import Batch
+from lanemq.pipelines.ports import DELETED, SEQUENCE, Append, FileRows, Merge, RowFile, Rows, SinkRun
 from lanemq.pipelines.sinks.postgres_rows import NUL, CopyFormat, nul_counts
 from lanemq.pipelines.sinks.postgres_session import PostgresSession, driver, first_line
 from lanemq.pipelines.sinks.postgres_staging import (
@@ -118,6 +117,7 @@ class PostgresSink(SqlSink):
     for_update = "FOR UPDATE"
     position_in_text = "strpos"
     bytewise = ' COLLATE "C"'
+    same_values = "{}::text IS NOT DISTINCT FROM {}::text"  # json cannot be compared
     merged_table_options = " WITH (fillfactor = 70)"
 
     def __init__(
@@ -150,10 +150,10 @@ class PostgresSink(SqlSink):
         self._connection: Any = None
         self._spark: SparkSession | None = None
 
-    def open(self, spark: SparkSession, query: str, epoch: int, schema: StructType, how: Append | Merge) -> None:
-        super().open(spark, query, epoch, schema, how)
-        self._spark = spark
-        self._drop_staging(self._opened())
+    def open(self, run: SinkRun) -> None:
+        super().open(run)
+        self._spark = run.spark
+        self._drop_staging(run)
 
     def close(self) -> None:
         super().close()
@@ -161,10 +161,10 @@ class PostgresSink(SqlSink):
 
     def text_limits(self) -> tuple[TextLimit, ...]:
         """For the key of a merge, which is an entry of the table's index."""
-        terms = self._opened()
-        if not isinstance(terms.how, Merge):
+        run = self._opened()
+        if not isinstance(run.how, Merge):
             return ()
-        kinds = {name: terms.schema.field(name).type for name in terms.how.keys}
+        kinds = {name: run.columns.field(name).type for name in run.how.keys}
         texts = tuple(name for name, kind in kinds.items() if pa.types.is_string(kind) or pa.types.is_binary(kind))
         left = MAX_INDEX_ENTRY - MAX_FIXED_BYTES * len(kinds)
         return (TextLimit(texts, left, NUL, "the key of an index of PostgreSQL"),) if texts else ()
@@ -172,13 +172,13 @@ class PostgresSink(SqlSink):
     def write(self, rows: Rows, batch: Batch) -> bool:
         if not isinstance(rows, FileRows) or not self._copies_in_tasks(rows):
             return super().write(rows, batch)
-        terms = self._write_terms(rows, batch)
+        run = self._write_run(rows, batch)
         attempt = 1
         while True:
             try:
-                return self._write_staged(rows, batch, terms)
+                return self._write_staged(rows, batch, run)
             except StagingOutdated as outdated:
-                self._drop_staging(terms)
+                self._drop_staging(run)
                 if attempt == MAX_COPIES:
                     raise StorageError(f"{batch}: its rows were copied {attempt} times; {outdated}") from outdated
                 attempt += 1
@@ -189,27 +189,27 @@ class PostgresSink(SqlSink):
 
     # A large batch: tasks copy it into a staging table, then one transaction applies and records it.
 
-    def _write_staged(self, rows: FileRows, batch: Batch, terms: Terms) -> bool:
+    def _write_staged(self, rows: FileRows, batch: Batch, run: SinkRun) -> bool:
         self.last_replaced = 0
-        staging = self._retrying.call(lambda: self._stage_once(batch, terms), str(batch))
+        staging = self._retrying.call(lambda: self._stage_once(batch, run), str(batch))
         if staging is None:
             return False
-        copies = self._copy_files(rows, staging, batch, terms)
+        copies = self._copy_files(rows, staging, batch, run)
 
         def apply(connection: Any) -> int:
-            return self._apply_staged(connection, staging, copies, rows.emptied_below, terms)
+            return self._apply_staged(connection, staging, copies, rows.emptied_below, run)
 
-        merged = sum(each.rows for each in copies) if isinstance(terms.how, Merge) else 0
-        new = self._retrying.call(lambda: self._commit(batch, terms, merged, apply), str(batch))
-        self._drop_staging(terms)
+        merged = sum(each.rows for each in copies) if isinstance(run.how, Merge) else 0
+        new = self._retrying.call(lambda: self._commit(batch, run, merged, apply), str(batch))
+        self._drop_staging(run)
         return new
 
-    def _stage_once(self, batch: Batch, terms: Terms) -> StagingTable | None:
+    def _stage_once(self, batch: Batch, run: SinkRun) -> StagingTable | None:
         """Create the staging table of an attempt; None if the target has the batch."""
         with self._transaction() as connection:
-            if not self._locked_entry(connection, terms).admits(batch):
+            if not self._locked_entry(connection, run).admits(batch):
                 return None
-            fitted, missing = self._fit_extra(connection, terms.schema.empty_table())
+            fitted, missing = self._fit_extra(connection, run.columns.empty_table())
             name = ".".join([*self._table.split(".")[:-1], staging_name(self._mark())])
             staging = StagingTable(quoted_table(name), fitted.schema)
             known = ", ".join(
@@ -221,7 +221,7 @@ class PostgresSink(SqlSink):
                 f"SELECT {known} FROM {self._name} WITH NO DATA",
             )
             self._add_columns(connection, staging.name, missing)
-            if isinstance(terms.how, Append):
+            if isinstance(run.how, Append):
                 self._execute(
                     connection,
                     f"ALTER TABLE {staging.name} ADD COLUMN {staging.place} bigint GENERATED ALWAYS AS IDENTITY "
@@ -229,8 +229,8 @@ class PostgresSink(SqlSink):
                 )
             return staging
 
-    def _copy_files(self, rows: FileRows, staging: StagingTable, batch: Batch, terms: Terms) -> list[Copied]:
-        required = (*terms.how.keys, SEQUENCE, DELETED) if isinstance(terms.how, Merge) else ()
+    def _copy_files(self, rows: FileRows, staging: StagingTable, batch: Batch, run: SinkRun) -> list[Copied]:
+        required = (*run.how.keys, SEQUENCE, DELETED) if isinstance(run.how, Merge) else ()
         session = self._session(f"{self._session_name()} copy")
         task = CopyTask(session, staging, self._format, required, self._wait)
         copies: list[Copied] = []
@@ -238,7 +238,7 @@ class PostgresSink(SqlSink):
         for found in self._run_tasks(task, divide([each for each in rows.files if each.rows], self._copies)):
             if isinstance(found, LaneError):
                 # Its cause may be a newer run, which drops the staging table.
-                self._retrying.call(lambda: self._check_admitted(batch, terms), str(batch))
+                self._retrying.call(lambda: self._check_admitted(batch, run), str(batch))
                 if isinstance(found, ConnectionLost | RequestTimedOut):
                     raise StagingOutdated(str(found)) from found
                 raise type(found)(f"{found}{_IN_A_TASK if isinstance(found, InvalidOption | ConnectFailed) else ''}")
@@ -252,9 +252,9 @@ class PostgresSink(SqlSink):
         assert self._spark is not None, "only then tasks copy"
         return list(self._spark.sparkContext.parallelize(lists, len(lists)).mapPartitions(task).collect())
 
-    def _check_admitted(self, batch: Batch, terms: Terms) -> None:
+    def _check_admitted(self, batch: Batch, run: SinkRun) -> None:
         with self._transaction() as connection:
-            self._locked_entry(connection, terms).admits(batch)
+            self._locked_entry(connection, run).admits(batch)
 
     def _apply_staged(
         self,
@@ -262,15 +262,15 @@ class PostgresSink(SqlSink):
         staging: StagingTable,
         copies: Sequence[Copied],
         emptied_below: int | str | None,
-        terms: Terms,
+        run: SinkRun,
     ) -> int:
         """Append or merge what was copied; returns how many rows a merge left out."""
         self._check_staged(connection, staging, copies)
-        fitted, missing = self._fit_extra(connection, terms.schema.empty_table())
+        fitted, missing = self._fit_extra(connection, run.columns.empty_table())
         if fitted.schema != staging.schema:
             raise StagingOutdated(f"another session has changed the columns of table {self._table}")
         source = f"FROM {staging.name} WHERE {only_copies(copies)}"
-        if isinstance(terms.how, Append):
+        if isinstance(run.how, Append):
             self._execute(
                 connection,
                 f"INSERT INTO {self._name} ({staging.columns}) SELECT {staging.columns} {source} "
@@ -279,18 +279,18 @@ class PostgresSink(SqlSink):
             return 0
         self._empty(connection, emptied_below)
         self._add_columns(connection, self._name, missing)
-        keys = ", ".join(map(quoted, terms.how.keys))
+        keys = ", ".join(map(quoted, run.how.keys))
         replaced = {name for each in copies for name in each.replaced}
-        if replaced & set(terms.how.keys):  # without NUL, keys of two rows may have become equal
+        if replaced & set(run.how.keys):  # without NUL, keys of two rows may have become equal
             bytewise = self.bytewise if pa.types.is_string(staging.schema.field(SEQUENCE).type) else ""
             newest = f"{quoted(SEQUENCE)}{bytewise} DESC"
             select = f"SELECT DISTINCT ON ({keys}) {staging.columns} {source} ORDER BY {keys}, {newest}"
         else:
             select = f"SELECT {staging.columns} {source} ORDER BY {keys}"
-        staged = replace(terms, schema=staging.schema)
+        staged = replace(run, columns=staging.schema)
         left_out = sum(each.rows for each in copies) - int(connection.execute(self._upsert(staged, select)).rowcount)
         if left_out:
-            self._refuse_other_queue(connection, staged, select)
+            self._refuse_ties(connection, staged, select)
         return left_out
 
     def _check_staged(self, connection: Any, staging: StagingTable, copies: Sequence[Copied]) -> None:
@@ -298,14 +298,14 @@ class PostgresSink(SqlSink):
         found = self._execute(connection, f"SELECT xmin, count(*) FROM {staging.name} GROUP BY xmin") if there else []
         check_copies({int(each): count for each, count in found}, copies)
 
-    def _drop_staging(self, terms: Terms) -> None:
+    def _drop_staging(self, run: SinkRun) -> None:
         """End the copies that count no longer, and drop their tables. What cannot be dropped now is dropped later.
 
         The ledger row is locked and names no newer run, so the copies are not a newer run's.
         """
         try:
             with self._transaction() as connection:
-                self._locked_entry(connection, terms).check_opener(terms)
+                self._locked_entry(connection, run).check_opener(run, self)
                 self._end_sessions(connection, f"{self._session_name()} copy")
                 left = self._execute(
                     connection,
@@ -317,27 +317,27 @@ class PostgresSink(SqlSink):
         except LaneError as error:
             log.info("table %s: a staging table was not dropped: %s", self._table, error)
 
-    def _open_once(self, terms: Terms) -> None:
+    def _open_once(self, run: SinkRun) -> None:
         try:
-            super()._open_once(terms)
+            super()._open_once(run)
         except RequestTimedOut:
-            self._end_older_run(terms)
+            self._end_older_run(run)
             raise
 
-    def _end_older_run(self, terms: Terms) -> None:
+    def _end_older_run(self, run: SinkRun) -> None:
         """End the session of an older run that holds the ledger row. Reads the ledger without a lock."""
         with self._transaction() as connection:
             known = self._execute(connection, "SELECT to_regclass(?) IS NOT NULL", (self._ledger,))[0][0]
             if not known:
                 return
-            entry = self._entry(connection, terms.query)
-            entry.check_opener(terms)
-            if not entry.lacks_epoch_of(terms):
+            entry = self._entry(connection, run.query)
+            entry.check_opener(run, self)
+            if not entry.lacks_epoch_of(run):
                 return
             ended = self._end_sessions(connection, self._session_name())
         if ended:
             log.warning(
-                "table %s: an older run of %s held its lock, so that run's session was ended", self._table, terms.query
+                "table %s: an older run of %s held its lock, so that run's session was ended", self._table, run.query
             )
 
     def _end_sessions(self, connection: Any, name: str) -> int:
@@ -359,7 +359,7 @@ class PostgresSink(SqlSink):
         return f"lanemq {self._mark()}"
 
     def _mark(self) -> str:
-        query = self._terms.query if self._terms is not None else ""
+        query = self._run.query if self._run is not None else ""
         return md5(f"{query} {self._table}".encode(), usedforsecurity=False).hexdigest()[:16]
 
     def _disconnect(self) -> None:
@@ -438,32 +438,32 @@ class PostgresSink(SqlSink):
             return ""
         return f"; if every text fits, say so with trust_columns=[{column.name!r}]"
 
-    def _check_columns(self, there: list[Column], terms: Terms) -> None:
-        unknown = self._trusted - {column.name for column in there} - set(terms.schema.names)
+    def _check_columns(self, there: list[Column], run: SinkRun) -> None:
+        unknown = self._trusted - {column.name for column in there} - set(run.columns.names)
         if unknown:
             raise InvalidOption(f"trust_columns: table {self._table} has no column {', '.join(sorted(unknown))}")
         texts = (each.name for each in there if each.name in self._trusted and each.base in ("json", "jsonb"))
         self._format = replace(self._format, json_texts=tuple(texts))
-        super()._check_columns(there, terms)
+        super()._check_columns(there, run)
 
-    def _append(self, connection: Any, tables: Iterable[pa.Table], terms: Terms) -> None:
-        self._copy(connection, self._name, (self._storable(table, ()) for table in tables), terms)
+    def _append(self, connection: Any, tables: Iterable[pa.Table], run: SinkRun) -> None:
+        self._copy(connection, self._name, (self._storable(table, ()) for table in tables), run)
 
-    def _merge(self, connection: Any, changes: pa.Table, terms: Terms) -> int:
-        assert isinstance(terms.how, Merge)
+    def _merge(self, connection: Any, changes: pa.Table, run: SinkRun) -> int:
+        assert isinstance(run.how, Merge)
         connection.execute("DROP TABLE IF EXISTS pg_temp.lanemq_changes")
         connection.execute(
             f"CREATE TEMP TABLE lanemq_changes ON COMMIT DROP AS SELECT * FROM {self._name} WITH NO DATA"
         )
-        self._copy(connection, "lanemq_changes", [self._storable(changes, terms.how.keys)], terms)
-        source = f"SELECT {names_of(terms)} FROM lanemq_changes"
-        done = int(connection.execute(self._upsert(terms, source)).rowcount)
+        self._copy(connection, "lanemq_changes", [self._storable(changes, run.how.keys)], run)
+        source = f"SELECT {names_of(run)} FROM lanemq_changes"
+        done = int(connection.execute(self._upsert(run, source)).rowcount)
         if done < changes.num_rows:
-            self._refuse_other_queue(connection, terms, source)
+            self._refuse_ties(connection, run, source)
         return done
 
-    def _copy(self, connection: Any, target: str, tables: Iterable[bytes], terms: Terms) -> None:
-        statement = f"COPY {target} ({names_of(terms)}) FROM STDIN (FORMAT csv)"
+    def _copy(self, connection: Any, target: str, tables: Iterable[bytes], run: SinkRun) -> None:
+        statement = f"COPY {target} ({names_of(run)}) FROM STDIN (FORMAT csv)"
         with connection.cursor() as cursor, cursor.copy(statement) as copy:
             for table in tables:
                 copy.write(table)

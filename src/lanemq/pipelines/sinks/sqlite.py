@@ -5,7 +5,7 @@ for are stored as text: times as ISO 8601 in UTC, decimals exactly, maps, arrays
 """
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ import pyarrow as pa
 from lanemq.clock import Clock
 from lanemq.model.errors import InvalidOption, LaneError, RequestTimedOut, StorageError
 from lanemq.model.units import Seconds
-from lanemq.pipelines.ports import QUEUE
-from lanemq.pipelines.sinks.exact_sink import Terms, is_nested, json_column
+from lanemq.pipelines.ports import QUEUE, SinkRun
+from lanemq.pipelines.sinks.exact_sink import is_nested, json_column
 from lanemq.pipelines.sinks.sql import Column, SqlSink, UniqueIndex, in_rows, names_of, quoted
 
 BUSY_SECONDS = 1.0
@@ -49,9 +49,9 @@ class SqliteSink(SqlSink):
     def __str__(self) -> str:
         return f"table {self._table} of {self._path}"
 
-    def applied_before_open(self, query: str) -> int | None:
+    def applied(self, query: str, settings: Mapping[str, str]) -> int | None:
         # Connecting would create the file.
-        return super().applied_before_open(query) if Path(self._path).exists() else None
+        return super().applied(query, settings) if Path(self._path).exists() else None
 
     def close(self) -> None:
         super().close()
@@ -132,23 +132,23 @@ class SqliteSink(SqlSink):
             return affinity in ("numeric", wanted.lower(), "integer" if wanted == "BOOLEAN" else "numeric")
         return affinity == "text" or (affinity == "numeric" and pa.types.is_temporal(kind))
 
-    def _append(self, connection: Any, tables: Iterable[pa.Table], terms: Terms) -> None:
-        statement = f"INSERT INTO {self._name} ({names_of(terms)}) VALUES ({_marks(terms)})"
+    def _append(self, connection: Any, tables: Iterable[pa.Table], run: SinkRun) -> None:
+        statement = f"INSERT INTO {self._name} ({names_of(run)}) VALUES ({_marks(run)})"
         for table in tables:
             connection.executemany(statement, in_rows(_plain(table)))
 
-    def _merge(self, connection: Any, changes: pa.Table, terms: Terms) -> int:
-        statement, plain = self._upsert(terms, f"VALUES ({_marks(terms)})"), _plain(changes)
+    def _merge(self, connection: Any, changes: pa.Table, run: SinkRun) -> int:
+        statement, plain = self._upsert(run, f"VALUES ({_marks(run)})"), _plain(changes)
         done = int(connection.executemany(statement, in_rows(plain)).rowcount)
-        if done < changes.num_rows and QUEUE in terms.schema.names:
-            given = ", ".join(f"? AS {quoted(name)}" for name in terms.schema.names)
+        if done < changes.num_rows and QUEUE in run.columns.names:
+            given = ", ".join(f"? AS {quoted(name)}" for name in run.columns.names)
             for row in in_rows(plain):
-                self._refuse_other_queue(connection, terms, f"SELECT {given}", row)
+                self._refuse_ties(connection, run, f"SELECT {given}", row)
         return done
 
 
-def _marks(terms: Terms) -> str:
-    return ", ".join("?" * len(terms.schema.names))
+def _marks(run: SinkRun) -> str:
+    return ", ".join("?" * len(run.columns.names))
 
 
 def _declared(kind: pa.DataType) -> str:

@@ -26,7 +26,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
-from pyspark.sql.types import StructType
 
 from lanemq.client.routing import BlockingRoutes
 from lanemq.client.security import security_of
@@ -37,8 +36,9 @@ from lanemq.model.names import check_topic
 from lanemq.model.units import Millis, Seconds, to_millis
 from lanemq.net.address import parse_addresses
 from lanemq.net.security import Security, TlsOptions
-from lanemq.pipelines.ports import Append, Batch, FileRows, Merge, RowFile, Rows
-from lanemq.pipelines.sinks.exact_sink import ExactSink, LedgerEntry, Terms, fit, json_bytes, merge_table
+from lanemq.pipelines.batches import Batch
+from lanemq.pipelines.ports import FileRows, Merge, RowFile, Rows, SinkRun
+from lanemq.pipelines.sinks.exact_sink import ExactSink, LedgerEntry, fit, json_bytes, merge_table
 from lanemq.pipelines.sinks.topic_owner import SinkProducer, find_owner
 from lanemq.spark.retrying import Retrying
 from lanemq.spark.write.sending import OutgoingRow, TaskSender
@@ -156,69 +156,65 @@ class TopicSink(ExactSink):
     def __str__(self) -> str:
         return f"topic {self._encoder.topic}"
 
-    def open(self, spark: SparkSession, query: str, epoch: int, schema: StructType, how: Append | Merge) -> None:
-        terms = self._agree(query, epoch, schema, how)
+    def open(self, run: SinkRun) -> None:
+        self._begin(run)
         given = self._encoder
-        if given.key is None and isinstance(how, Merge) and len(how.keys) == 1:
-            self._encoder = given = replace(given, key=how.keys[0])
+        if given.key is None and isinstance(run.how, Merge) and len(run.how.keys) == 1:
+            self._encoder = given = replace(given, key=run.how.keys[0])
         for option, column in (("key", given.key), ("value", given.value), ("tags", given.tags)):
-            if column is not None and column not in terms.schema.names:
-                raise InvalidOption(f"{option}: there is no column {column}; there are {', '.join(terms.schema.names)}")
-        if given.value is not None and not _is_body(terms.schema.field(given.value).type):
+            if column is not None and column not in run.columns.names:
+                raise InvalidOption(f"{option}: there is no column {column}; there are {', '.join(run.columns.names)}")
+        if given.value is not None and not _is_body(run.columns.field(given.value).type):
             raise InvalidOption(
-                f"value: column {given.value} is {terms.schema.field(given.value).type}, not text or bytes"
+                f"value: column {given.value} is {run.columns.field(given.value).type}, not text or bytes"
             )
         self._find_topic()
-        if terms.pipeline:
-            self._check_owner(terms)
-        self._spark, self._sent = spark, None
-
-    def applied(self) -> int | None:
-        self._opened()
-        return self._sent
+        if run.pipeline:
+            self._check_owner(run)
+        self._spark, self._sent = run.spark, None
 
     def write(self, rows: Rows, batch: Batch) -> bool:
-        terms = self._terms_for(batch)
+        run = self._run_of(batch)
         if self._sent is not None and batch.number <= self._sent:
             return False
-        refusals = self._send(rows, batch, terms)
+        refusals = self._send(rows, batch, run)
         if refusals:
             raise SinkFenced(f"{batch}: topic {self._encoder.topic} has a later batch of this pipeline: {refusals[0]}")
         self._sent = batch.number
         return True
 
-    def _send(self, rows: Rows, batch: Batch, terms: Terms) -> list[str]:
-        if isinstance(terms.how, Merge):
-            changes = merge_table(rows, terms.schema, terms.how.keys)
-            ordered = changes.sort_by([(key, "ascending") for key in terms.how.keys])
-            outcomes = [self._sender("merge", batch, terms).send(iter(ordered.to_batches(ROWS_PER_BATCH)))]
+    def _send(self, rows: Rows, batch: Batch, run: SinkRun) -> list[str]:
+        if isinstance(run.how, Merge):
+            changes = merge_table(rows, run.columns, run.how.keys)
+            ordered = changes.sort_by([(key, "ascending") for key in run.how.keys])
+            outcomes = [self._sender("merge", batch, run).send(iter(ordered.to_batches(ROWS_PER_BATCH)))]
         elif isinstance(rows, FileRows):
-            outcomes = self._send_files([file for file in rows.files if file.rows], batch, terms)
+            outcomes = self._send_files([file for file in rows.files if file.rows], batch, run)
         else:
-            table = fit(rows.table(), terms.schema)
-            outcomes = [self._sender("driver", batch, terms).send(iter(table.to_batches(ROWS_PER_BATCH)))]
+            table = fit(rows.table(), run.columns)
+            outcomes = [self._sender("driver", batch, run).send(iter(table.to_batches(ROWS_PER_BATCH)))]
         return [outcome for outcome in outcomes if outcome is not None]
 
-    def _send_files(self, files: list[RowFile], batch: Batch, terms: Terms) -> list[str | None]:
+    def _send_files(self, files: list[RowFile], batch: Batch, run: SinkRun) -> list[str | None]:
         """Send each shard in a task of its own. The broker drops what a failed task had already sent."""
-        work = [(self._sender(file.shard, batch, terms), file.path.absolute()) for file in files]
+        work = [(self._sender(file.shard, batch, run), file.path.absolute()) for file in files]
         if len(work) < 2:
             return [sender.send_file(path) for sender, path in work]
         assert self._spark is not None, "open() sets it"
         tasks = self._spark.sparkContext.parallelize(work, len(work))
         return list(tasks.map(_send_file).collect())
 
-    def _sender(self, shard: str, batch: Batch, terms: Terms) -> ShardSender:
-        producer = SinkProducer.of(terms.pipeline, self._name, terms.query, shard)
-        return ShardSender(self._encoder, terms.schema, str(producer), batch.number, trace_context())
+    def _sender(self, shard: str, batch: Batch, run: SinkRun) -> ShardSender:
+        producer = SinkProducer.of(run.pipeline, self._name, run.query, shard)
+        return ShardSender(self._encoder, run.columns, str(producer), batch.number, trace_context())
 
-    def _check_owner(self, terms: Terms) -> None:
+    def _check_owner(self, run: SinkRun) -> None:
         """`StateLost` if another checkpoint of the pipeline wrote to the topic, unless the run says that it may."""
-        given, own = self._encoder, SinkProducer.of(terms.pipeline, self._name, terms.query, "")
+        given, own = self._encoder, SinkProducer.of(run.pipeline, self._name, run.query, "")
         entry = LedgerEntry(owner=find_owner(given.servers, given.topic, own, given.wait, given.security))
-        entry.check_opener(terms)
-        if entry.has_other_owner(terms):
-            self._warn_new_owner(terms)
+        entry.check_opener(run, self)
+        if entry.has_other_owner(run):
+            self._warn_new_owner(run)
 
     def _find_topic(self) -> None:
         given = self._encoder

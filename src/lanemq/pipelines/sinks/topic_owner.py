@@ -23,7 +23,7 @@ from lanemq.net.address import parse_addresses
 from lanemq.net.security import Security
 from lanemq.pipelines.sinks.exact_sink import owner_mark
 from lanemq.spark.options import DEFAULT_GROUP
-from lanemq.spark.read.partition_reader import QueueRange, RangeReader
+from lanemq.spark.read.range_reader import QueueRange, RangeReader
 from lanemq.spark.retrying import Retrying
 from lanemq.wire.properties import find_stamp
 from lanemq.wire.record import RecordView, record_starts

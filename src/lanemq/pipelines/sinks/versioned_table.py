@@ -12,8 +12,9 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Final, Generic, TypeVar
 
 from lanemq.model.errors import StorageError
-from lanemq.pipelines.ports import Batch, Rows
-from lanemq.pipelines.sinks.exact_sink import ExactSink, LedgerEntry, Terms
+from lanemq.pipelines.batches import Batch
+from lanemq.pipelines.ports import Rows, SinkRun
+from lanemq.pipelines.sinks.exact_sink import ExactSink, LedgerEntry
 
 log = logging.getLogger(__name__)
 
@@ -36,15 +37,12 @@ class VersionedTableSink(ExactSink, Generic[P]):
     _stale = 0
     """Rows that the last attempt to merge left out."""
 
-    def applied(self) -> int | None:
-        return self._entry(self._opened()).batch
-
     def write(self, rows: Rows, batch: Batch) -> bool:
-        terms = self._terms_for(batch)
+        run = self._run_of(batch)
         self._stale = self.last_stale = 0
-        if not self._admits(self._entry(terms), batch):
+        if not self._admits(self._entry(run), batch):
             return False
-        new = self._commit(self._prepare(rows, batch, terms), batch, terms)
+        new = self._commit(self._prepare(rows, batch, run), batch, run)
         self._reached = batch.number
         if new:
             self._count_stale(batch, rows.count(), self._stale)
@@ -60,15 +58,15 @@ class VersionedTableSink(ExactSink, Generic[P]):
         return self._until_committed(lambda: self._purge(below), "purging deletions")
 
     @abstractmethod
-    def _entry(self, terms: Terms) -> LedgerEntry:
+    def _entry(self, run: SinkRun) -> LedgerEntry:
         """Read the ledger from the newest version; the next commit is checked against this version."""
 
     @abstractmethod
-    def _prepare(self, rows: Rows, batch: Batch, terms: Terms) -> P:
+    def _prepare(self, rows: Rows, batch: Batch, run: SinkRun) -> P:
         """Do what is slow and independent of the table's version."""
 
     @abstractmethod
-    def _commit(self, prepared: P, batch: Batch, terms: Terms) -> bool:
+    def _commit(self, prepared: P, batch: Batch, run: SinkRun) -> bool:
         """Commit a prepared batch, with as many attempts as it needs; False if the table has the batch."""
 
     @abstractmethod

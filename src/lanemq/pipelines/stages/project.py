@@ -41,18 +41,9 @@ from pyspark.sql.types import (
 
 from lanemq.files import Output, StorePath, remove_tree
 from lanemq.model.errors import InvalidOption, UsageError
+from lanemq.pipelines.batches import Batch
 from lanemq.pipelines.parquet_encoding import dictionary_columns
-from lanemq.pipelines.ports import (
-    DEAD_LETTER_SCHEMA,
-    Append,
-    Batch,
-    FileRows,
-    Merge,
-    Results,
-    RowFile,
-    Sink,
-    Stage,
-)
+from lanemq.pipelines.ports import DEAD_LETTER_SCHEMA, Append, FileRows, Merge, Results, RowFile, Sink, Stage
 from lanemq.pipelines.stages.queue_borders import queue_borders
 from lanemq.pipelines.text_limits import TextLimit
 from lanemq.spark.columns import COLUMNS

@@ -13,8 +13,9 @@ from pyspark.sql.types import StructType
 from lanemq.spark.columns import arrow_schema, check_schema
 from lanemq.spark.offsets import LimitKind
 from lanemq.spark.options import ReadOptions
-from lanemq.spark.read.partition_reader import queue_range, read_partition, report_losses, task_partition
+from lanemq.spark.read.partition_reader import read_partition, task_partition
 from lanemq.spark.read.planning import pack, plan_batch, split
+from lanemq.spark.read.range_reader import queue_range, report_losses
 
 
 class LaneBatchReader(DataSourceReader):

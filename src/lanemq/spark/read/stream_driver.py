@@ -23,15 +23,7 @@ from lanemq.spark.offsets import NewestMessage, OffsetJson, Positions, Stored, f
 from lanemq.spark.options import ReadOptions
 from lanemq.spark.parallelism import least_tasks
 from lanemq.spark.read.brokers import BoundsByQueue, Brokers
-from lanemq.spark.read.partition_reader import (
-    QueueRange,
-    RangeReader,
-    Sample,
-    TaskPartition,
-    queue_range,
-    report_losses,
-    task_partition,
-)
+from lanemq.spark.read.partition_reader import TaskPartition, task_partition
 from lanemq.spark.read.planning import (
     OffsetRange,
     available,
@@ -48,6 +40,7 @@ from lanemq.spark.read.planning import (
     resume_points,
     split,
 )
+from lanemq.spark.read.range_reader import QueueRange, RangeReader, Sample, queue_range, report_losses
 from lanemq.spark.retrying import Retrying
 from lanemq.spark.versions import (
     ReadAllAvailable,
@@ -76,6 +69,8 @@ class StreamDriver:
         self._ends_without_starts = not tells_batch_starts()
         self._target: Positions | None = None
         """With available-now: where the query stops."""
+        self._chosen: tuple[Positions, BoundsByQueue] | None = None
+        """The end of the next batch, with what the brokers reported when it was chosen; None once it is planned."""
         self._running: Positions = {}
         """The end of the batch that was planned last."""
         self._last_batch = self._clock.now()
@@ -106,17 +101,24 @@ class StreamDriver:
         Queues that end before the position get their first message, or their end, as their position in this batch,
         which reads nothing from them. Queues that a topic lost when it was created again have none.
         """
-        options = self._options
         self.brokers.expect(start)
         bounds = self._bounds()
-        replaced = replaced_queues(start, created or {}, self.brokers.created, bounds)
-        lasting = lasting_topics(created or {}, self.brokers.created)
+        end = self._next_end(start, limit, created or {}, stored or {}, bounds)
+        self._chosen = end, bounds
+        return end
+
+    def _next_end(
+        self, start: Positions, limit: ReadLimit, created: Mapping[str, int], stored: Stored, bounds: BoundsByQueue
+    ) -> Positions:
+        options = self._options
+        replaced = replaced_queues(start, created, self.brokers.created, bounds)
+        lasting = lasting_topics(created, self.brokers.created)
         found = resume_points(start | replaced, bounds, self._options.reads, lasting)
         lost = tuple(replaced_loss(queue, start[queue]) for queue in replaced)
         kept = {queue: at for queue, at in start.items() if queue not in replaced}
-        others = tuple(other_ends(kept, stored or {}, self.brokers.stored))
+        others = tuple(other_ends(kept, stored, self.brokers.stored))
         self._report_losses("chosen", found.losses + lost + others)
-        left_out = queues_left_out(start, created or {}, self.brokers.created, bounds)
+        left_out = queues_left_out(start, created, self.brokers.created, bounds)
         start = {queue: at for queue, at in start.items() if queue not in left_out}
         set_back = found.set_back | replaced
         first = {queue: at for queue, at in found.offsets.items() if queue not in set_back}
@@ -130,7 +132,8 @@ class StreamDriver:
 
     def all_available(self) -> OffsetJson:
         """The current end of every queue. What is missing between start and end is found when the batch is planned."""
-        self._bounds()
+        bounds = self._bounds()
+        self._chosen = self.ends, bounds
         return to_json(self.ends, self.brokers.created, self.least_tasks, self.brokers.stored)
 
     def partitions(
@@ -150,7 +153,7 @@ class StreamDriver:
         options = self._options
         self.brokers.expect(start)
         self._read_before = {(queue, start[queue]): last for queue, last in (stored or {}).items() if queue in start}
-        bounds = self._bounds()
+        bounds = self._bounds_for(end)
         replaced = replaced_queues(end, created or {}, self.brokers.created, bounds)
         self._report_losses("replaced", [replaced_loss(queue, start.get(queue, 0)) for queue in replaced])
         end = {queue: at for queue, at in end.items() if queue not in replaced}
@@ -195,6 +198,12 @@ class StreamDriver:
         found = self.brokers.bounds()
         self.ends = {queue: held.end for queue, held in found.items()}
         return found
+
+    def _bounds_for(self, end: Positions) -> BoundsByQueue:
+        """What the brokers reported when this end was chosen. A batch that is planned again, or that the run before had
+        chosen, needs a new answer. What a task finds changed since is reported by the task."""
+        chosen, self._chosen = self._chosen, None
+        return chosen[1] if chosen is not None and chosen[0] == end else self._bounds()
 
     def _report_losses(self, when: str, losses: Sequence[str]) -> None:
         """Reports each loss once, not for every batch."""

@@ -17,7 +17,7 @@ from lanemq.model.units import QueueOffset
 from lanemq.net.address import Address
 from lanemq.net.security import Security
 from lanemq.spark.options import DEFAULT_GROUP
-from lanemq.spark.read.partition_reader import PULL_BYTES, DataLost, QueueRange, RangeReader
+from lanemq.spark.read.range_reader import PULL_BYTES, DataLost, QueueRange, RangeReader
 from lanemq.spark.retrying import Retrying
 from lanemq.wire.lane_fields import LANE_DUPLICATE, LANE_KNOWN_OFFSET, LANE_SKIPPED
 from lanemq.wire.properties import PropertyName, find_stamp

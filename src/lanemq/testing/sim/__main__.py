@@ -34,7 +34,7 @@ def main(seeds: int, start: int, jobs: int, seed: int | None, verbose: bool, kee
     """Simulate the whole system with faults, once per seed, and check what happened."""
     if seed is not None:
         result = (coordinated.run_seed if beside else run_seed)(seed, click.echo if verbose else None)
-        _print(result)
+        _print(result, beside)
         sys.exit(0 if result.passed else 1)
     failed = _run_all(range(start, start + seeds), jobs, keep_going, beside)
     if failed:
@@ -51,7 +51,7 @@ def _run_all(seeds: range, jobs: int, keep_going: bool, beside: bool) -> list[in
         seeds_with.update(what for what, count in result.seen.items() if count)
         if not result.passed:
             failed.append(result.seed)
-            _print(result)
+            _print(result, beside)
             if not keep_going:
                 break
         if done % 50 == 0:
@@ -70,7 +70,7 @@ def _results(seeds: range, jobs: int, run: Callable[[int], Result]) -> Iterator[
         yield from pool.imap(run, seeds, chunksize=4)
 
 
-def _print(result: Result) -> None:
+def _print(result: Result, beside: bool) -> None:
     if result.passed:
         click.echo(f"seed {result.seed} passed: {result.seconds:.0f} virtual seconds, trace {result.digest}")
         for what, count in sorted(result.seen.items()):
@@ -82,7 +82,8 @@ def _print(result: Result) -> None:
         click.echo(f"  {line}")
     for problem in result.problems:
         click.echo(problem)
-    click.echo(f"replay it: python -m lanemq.testing.sim --seed {result.seed} --verbose")
+    shape = "--coordinated " if beside else ""
+    click.echo(f"replay it: python -m lanemq.testing.sim {shape}--seed {result.seed} --verbose")
 
 
 if __name__ == "__main__":

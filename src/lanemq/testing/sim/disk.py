@@ -22,7 +22,8 @@ from pathlib import Path
 from random import Random
 
 from lanemq.log.filesystem import RealDisk
-from lanemq.log.state.database import State, Sync
+from lanemq.log.state.database import State
+from lanemq.log.state.group_rows import Sync
 from lanemq.testing.sim.trace import Trace
 
 SECTORS = (128, 512, 4096)

@@ -43,3 +43,11 @@ def test_the_last_copies_are_remembered() -> None:
     assert copied(*range(100)).copies == {Q: [*range(100 - REMEMBERED, 100)]}
     again = CopiedOffsets(copied(*range(100)).copies)
     assert again.compare({Q: 120}, {Q: 99})[0]
+
+
+def test_a_broker_that_runs_on_goes_back_only_if_somebody_has_set_it() -> None:
+    copies = copied(5, 9, 12)
+    assert copies.compare({Q: 12}, {Q: 9}, before={Q: 5})[0], "a copy that was on its way"
+    assert copies.compare({Q: 12}, {Q: 5}, before={Q: 12}) == ({}, [SetByOthers(Q, 5, 12)])
+    assert copies.compare({Q: 12}, {Q: 5}, before={Q: 5}) == ({}, [SetByOthers(Q, 5, 12)]), "also at every later look"
+    assert copies.compare({Q: 12}, {Q: 9}) == ({Q: 12}, [])

@@ -10,8 +10,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from lanemq.pipelines.ports import DELETED, KEPT, QUEUE, SEQUENCE, Batch, Results, changed_in_two_queues
-from lanemq.pipelines.stages.cdc import LastState
+from lanemq.pipelines import LastState
+from lanemq.pipelines.batches import Batch
+from lanemq.pipelines.ports import DELETED, KEPT, QUEUE, SEQUENCE, Results
+from lanemq.pipelines.queue_ties import changed_in_two_queues
 
 SCHEMA = "id bigint, name string, amount double"
 ARROW = pa.schema(
@@ -107,7 +109,7 @@ class Replica:
         for row in results.outputs.table().to_pylist():
             key = tuple(row[name] for name in self._stage.how.keys)
             known = self._rows.get(key)
-            if known is not None and known.get(QUEUE) != row.get(QUEUE):
+            if known is not None and isinstance(row[SEQUENCE], int) and known.get(QUEUE) != row.get(QUEUE):
                 named = dict(zip(self._stage.how.keys, key, strict=True))
                 raise changed_in_two_queues(named, known[QUEUE], row[QUEUE], row[SEQUENCE])
             if known is None or row[SEQUENCE] > known[SEQUENCE]:

@@ -14,7 +14,7 @@ from tests.pipelines.stages.cdc.replica_fixture import Replica, Value, messages
 from tests.pipelines.stages.cdc.test_formats import debezium
 
 from lanemq.model.errors import OrderError
-from lanemq.pipelines.stages.cdc import LastState
+from lanemq.pipelines import LastState
 from lanemq.pipelines.stages.cdc.formats.debezium import UNAVAILABLE
 from lanemq.pipelines.stages.cdc.meanings import precise
 

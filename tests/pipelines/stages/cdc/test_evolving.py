@@ -15,10 +15,11 @@ from tests.pipelines.stages.cdc.replica_fixture import Frame, messages
 from tests.pipelines.stages.cdc.test_meanings import CONNECT, DAY, DEBEZIUM, MOMENT, SECOND, base64, event, field
 
 from lanemq.model.errors import InvalidOption, UsageError
-from lanemq.pipelines import DeltaSink, Pipeline, SqliteSink, Topic, TopicSink, load
+from lanemq.pipelines import DeltaSink, LastState, Pipeline, SqliteSink, Topic, TopicSink, load
+from lanemq.pipelines.batches import Batch
 from lanemq.pipelines.checkpoint.decisions import Decisions
-from lanemq.pipelines.ports import Batch, Results
-from lanemq.pipelines.stages.cdc import LastState, evolving, reading
+from lanemq.pipelines.ports import Results, SinkRun
+from lanemq.pipelines.stages.cdc import evolving, reading
 from lanemq.pipelines.stages.cdc.evolving import can_be_column
 
 SCHEMA = "id bigint, name string"
@@ -38,7 +39,7 @@ class EvolvingTable:
         self.epoch += 1
         self.stage, self.sink = LastState(**self.options), self.make()
         self.stage.open(None, self.folder / "stage")  # type: ignore[arg-type]
-        self.sink.open(None, "q", self.epoch, self.stage.schema, self.stage.how)
+        self.sink.open(SinkRun(None, "q", self.epoch, self.stage.schema, self.stage.how))
 
     def process(self, *rows: Any, queue: int = 0) -> Results:
         """Runs a batch of rows; each is a message with its own key."""
@@ -221,7 +222,7 @@ def test_two_writers_that_add_the_same_column_are_safe(table: Any) -> None:
     other = EvolvingTable(table.folder / "other", table.make)
     other.sink.close()
     other.sink = table.make()
-    other.sink.open(None, "q2", 1, other.stage.schema, other.stage.how)
+    other.sink.open(SinkRun(None, "q2", 1, other.stage.schema, other.stage.how))
     table.process({"id": 1, "name": "a", "age": 7})
     batch = Batch("q2", 1, 1)
     results = other.stage.process(Frame(message_table([{"id": 2, "name": "b", "age": 8}], 900)), batch)  # type: ignore[arg-type]

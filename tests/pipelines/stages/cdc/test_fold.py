@@ -11,7 +11,7 @@ from tests.pipelines.stages.cdc.replica_fixture import SCHEMA, Replica, Value, m
 from tests.pipelines.stages.cdc.test_formats import LSN, canal, debezium
 
 from lanemq.model.errors import InvalidOption, OrderError
-from lanemq.pipelines.stages.cdc import LastState
+from lanemq.pipelines import LastState
 from lanemq.pipelines.stages.cdc.fold import newest
 
 MOVE = debezium("u", {"id": 1}, {"id": 2}, lsn=5)
@@ -71,10 +71,10 @@ def test_a_row_in_two_queues_ends_the_query_in_one_batch_and_in_two(tmp_path: Pa
         replica.process(*last)
 
 
-def test_with_one_queue_or_a_sequence_rows_do_not_name_their_queue(tmp_path: Path) -> None:
+def test_rows_name_their_queue_unless_there_is_only_one(tmp_path: Path) -> None:
     assert "_queue" in LastState(SCHEMA, ["id"]).schema.names
+    assert "_queue" in LastState(SCHEMA, ["id"], sequence=["amount"]).schema.names
     assert "_queue" not in LastState(SCHEMA, ["id"], one_queue=True).schema.names
-    assert "_queue" not in LastState(SCHEMA, ["id"], sequence=["amount"]).schema.names
 
 
 def test_the_same_row_in_two_queues_is_accepted(tmp_path: Path) -> None:
@@ -108,6 +108,17 @@ def test_a_second_queue_is_refused_with_one_queue(tmp_path: Path) -> None:
     row = ("k", canal("INSERT", [{"id": "2"}]))
     with pytest.raises(OrderError, match="one_queue was promised"):
         replica.process(messages([row]), messages([row], queue=1))
+
+
+def test_a_second_queue_in_a_later_batch_is_refused_with_one_queue(tmp_path: Path) -> None:
+    """Its offsets would be compared with those of the first: the change would be lost, or replace a newer one."""
+    replica = Replica(LastState(SCHEMA, ["id"], format="canal", one_queue=True), tmp_path)
+    row = ("k", canal("INSERT", [{"id": "2"}]))
+    replica.process(messages([row], first=5))
+    again = Replica(LastState(SCHEMA, ["id"], format="canal", one_queue=True), tmp_path)
+    for some in (replica, again):
+        with pytest.raises(OrderError, match="one_queue was promised, but there are or were messages of t/b/0, t/b/1"):
+            some.process(messages([row], queue=1))
 
 
 @pytest.mark.parametrize(

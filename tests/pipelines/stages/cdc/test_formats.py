@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.pipelines.stages.cdc.replica_fixture import SCHEMA, Replica, Value, messages
 
-from lanemq.pipelines.stages.cdc import LastState
+from lanemq.pipelines import LastState
 
 ANNE = {"id": 1, "name": "Anne", "amount": 1.5}
 LSN = ("source.lsn",)

@@ -7,7 +7,7 @@ import pytest
 from tests.pipelines.stages.cdc.replica_fixture import Replica, messages
 
 from lanemq.model.errors import InvalidOption
-from lanemq.pipelines.stages.cdc import LastState
+from lanemq.pipelines import LastState
 
 COLUMNS = "id bigint, region string, ts bigint, lsn bigint"
 ROW = {"id": 1, "region": "eu", "ts": 5, "lsn": 7}

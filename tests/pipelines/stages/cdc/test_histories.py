@@ -13,7 +13,7 @@ from tests.pipelines.stages.cdc.replica_fixture import SCHEMA, Replica, Value, m
 from tests.pipelines.stages.cdc.test_formats import canal, debezium
 
 from lanemq.model.errors import OrderError
-from lanemq.pipelines.stages.cdc import LastState
+from lanemq.pipelines import LastState
 
 Pair = tuple[str | None, Value]
 QUEUES = 3

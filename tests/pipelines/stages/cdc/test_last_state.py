@@ -9,8 +9,9 @@ import pytest
 from lanemq.client.producer.producer import Producer
 from lanemq.clock import wall_time
 from lanemq.model.units import Millis
-from lanemq.pipelines.ports import DEAD_LETTER_SCHEMA, NUMBERS_PER_BATCH, Batch, Results
-from lanemq.pipelines.stages.cdc import LastState
+from lanemq.pipelines import LastState
+from lanemq.pipelines.batches import NUMBERS_PER_BATCH, Batch
+from lanemq.pipelines.ports import DEAD_LETTER_SCHEMA, Results
 from lanemq.testing.embedded import EmbeddedBroker
 
 EXAMPLE = Path(__file__).parents[4] / "examples" / "cdc_replication.py"

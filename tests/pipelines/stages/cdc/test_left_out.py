@@ -14,8 +14,9 @@ from tests.pipelines.stages.cdc.replica_fixture import Replica, Value, messages
 from tests.pipelines.stages.cdc.test_formats import debezium
 
 from lanemq.model.errors import InvalidOption
+from lanemq.pipelines import LastState
 from lanemq.pipelines.ports import KEPT
-from lanemq.pipelines.stages.cdc import LastState, reading
+from lanemq.pipelines.stages.cdc import reading
 from lanemq.pipelines.stages.cdc.formats.debezium import UNAVAILABLE
 
 COLUMNS = "id bigint, a string, b string, n bigint"

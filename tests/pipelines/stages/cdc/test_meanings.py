@@ -12,7 +12,8 @@ import pytest
 from tests.pipelines.stages.cdc.replica_fixture import Replica, messages
 from tests.pipelines.stages.cdc.test_formats import debezium
 
-from lanemq.pipelines.stages.cdc import LastState, meanings
+from lanemq.pipelines import LastState
+from lanemq.pipelines.stages.cdc import meanings
 from lanemq.pipelines.stages.cdc.meanings import Meaning, SchemaCache, column_types, convert_as, parse_schema
 
 DEBEZIUM, CONNECT = "io.debezium.time.", "org.apache.kafka.connect.data."

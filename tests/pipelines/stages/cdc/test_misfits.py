@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.pipelines.stages.cdc.replica_fixture import Replica, messages
 
-from lanemq.pipelines.stages.cdc import LastState
+from lanemq.pipelines import LastState
 from lanemq.pipelines.stages.cdc.misfits import read_misfits
 
 

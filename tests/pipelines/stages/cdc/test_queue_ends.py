@@ -7,8 +7,8 @@ import pytest
 from tests.pipelines.stages.cdc.replica_fixture import SCHEMA, Frame, Replica, Value, messages
 
 from lanemq.model.errors import OrderError
-from lanemq.pipelines.ports import Batch
-from lanemq.pipelines.stages.cdc import LastState
+from lanemq.pipelines import LastState
+from lanemq.pipelines.batches import Batch
 
 
 def row(name: str, **more: Any) -> Value:

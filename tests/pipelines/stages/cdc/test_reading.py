@@ -10,7 +10,8 @@ from tests.pipelines.stages.cdc.replica_fixture import SCHEMA, Replica, Value, m
 from tests.pipelines.stages.cdc.test_formats import debezium
 
 from lanemq.model.errors import CodecError
-from lanemq.pipelines.stages.cdc import LastState, reading
+from lanemq.pipelines import LastState
+from lanemq.pipelines.stages.cdc import reading
 from lanemq.pipelines.stages.cdc.reading import Reader, by_queue
 
 

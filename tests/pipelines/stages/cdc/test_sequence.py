@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from pyspark.sql.types import LongType, StringType
 
 from lanemq.model.errors import InvalidOption
-from lanemq.pipelines.stages.cdc import LastState
-from lanemq.pipelines.stages.cdc.sequence import encode, parse_parts, sequence_type, source_part
+from lanemq.pipelines import LastState
+from lanemq.pipelines.queue_ties import source_part
+from lanemq.pipelines.stages.cdc.sequence import encode, parse_parts, sequence_type
 
 BINLOG = parse_parts(("source.file:file", "source.pos"))
 NUMBERS = st.integers(0, 2**63 - 1)

@@ -9,9 +9,11 @@ from tests.pipelines.stages.cdc.replica_fixture import SCHEMA, Replica, messages
 from tests.pipelines.stages.cdc.test_formats import debezium
 
 from lanemq.model.errors import OrderError, UsageError
-from lanemq.pipelines.ports import Batch, FileRows, Results, TableRows
+from lanemq.pipelines import LastState
+from lanemq.pipelines.batches import Batch
+from lanemq.pipelines.ports import FileRows, Results, TableRows
 from lanemq.pipelines.sinks.exact_sink import arrow_schema, merge_table
-from lanemq.pipelines.stages.cdc import LastState, last_state, shares
+from lanemq.pipelines.stages.cdc import last_state, shares
 
 Put = tuple[int, int, str | None]
 """Key, position of the source, and name; None for a deletion."""

@@ -13,9 +13,8 @@ from tests.pipelines.stages.cdc.replica_fixture import SCHEMA, Replica, messages
 from tests.pipelines.stages.cdc.test_formats import LSN, canal, debezium, enveloped
 
 from lanemq.model.errors import OrderError
-from lanemq.pipelines.sinks import DeltaSink
+from lanemq.pipelines import DeltaSink, LastState
 from lanemq.pipelines.sinks.foreach import ForeachSink
-from lanemq.pipelines.stages.cdc import LastState
 from lanemq.pipelines.stages.cdc.truncation import Bound, Truncation, drop_older
 
 

@@ -7,8 +7,9 @@ from typing import Any
 from tests.pipelines.stages.transitions import pipeline_fixture
 
 from lanemq.pipelines import DeadLetters, DeltaSink, dead_letters
+from lanemq.pipelines.batches import Batch
 from lanemq.pipelines.checkpoint.checkpoint import stage_folder
-from lanemq.pipelines.ports import DEAD_LETTER_SCHEMA, Append, Batch, Results
+from lanemq.pipelines.ports import DEAD_LETTER_SCHEMA, Append, Results, SinkRun
 
 
 class DeadLetterPipeline(pipeline_fixture.Pipeline):
@@ -25,7 +26,7 @@ class DeadLetterPipeline(pipeline_fixture.Pipeline):
         }
         (folder.parent / "pipeline.json").write_text(json.dumps(known))
         self.dead_letter_sink = DeltaSink(checkpoint / "dead_letters")
-        self.dead_letter_sink.open(None, f"{pipeline_fixture.QUERY}-dead", 1, DEAD_LETTER_SCHEMA, Append())  # type: ignore[arg-type]
+        self.dead_letter_sink.open(SinkRun(None, f"{pipeline_fixture.QUERY}-dead", 1, DEAD_LETTER_SCHEMA, Append()))  # type: ignore[arg-type]
         super().__init__(folder, **options)
 
     @property

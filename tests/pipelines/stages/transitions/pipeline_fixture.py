@@ -15,7 +15,8 @@ from pyspark import cloudpickle
 
 from lanemq.model.units import Millis
 from lanemq.pipelines import Event, Transitions
-from lanemq.pipelines.ports import NUMBERS_PER_BATCH, Batch, Results, batch_number
+from lanemq.pipelines.batches import NUMBERS_PER_BATCH, Batch, batch_number
+from lanemq.pipelines.ports import Results
 from lanemq.pipelines.stages.transitions.messages import COLUMNS
 from lanemq.spark.columns import arrow_schema, select_columns
 

@@ -10,9 +10,10 @@ from tests.pipelines.stages.transitions.pipeline_fixture import Crash, Pipeline,
 
 from lanemq.model.errors import InvalidOption
 from lanemq.pipelines import DeadLetter, Event, Hold, Park, StateLimits
+from lanemq.pipelines.batches import Batch
 from lanemq.pipelines.declare.ddl import parse_columns
 from lanemq.pipelines.operate.parked import list_parked, show
-from lanemq.pipelines.ports import Batch, FileRows, Results, RowFile
+from lanemq.pipelines.ports import FileRows, Results, RowFile
 from lanemq.pipelines.running.effect_history import EffectHistory
 from lanemq.pipelines.stages.transitions.operator_requests import request_redrive
 from lanemq.pipelines.stages.transitions.shard import CACHE

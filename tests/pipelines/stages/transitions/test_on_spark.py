@@ -14,8 +14,9 @@ from lanemq import Producer
 from lanemq.clock import wall_time
 from lanemq.model.errors import OrderError
 from lanemq.pipelines import Event, Hold, Park, StepContext, Timer, Transitions
+from lanemq.pipelines.batches import NUMBERS_PER_BATCH, Batch, batch_number
 from lanemq.pipelines.operate.parked import list_parked, show
-from lanemq.pipelines.ports import NUMBERS_PER_BATCH, Batch, Results, batch_number
+from lanemq.pipelines.ports import Results
 from lanemq.pipelines.stages.transitions.messages import COLUMNS, WaitingMessage
 from lanemq.pipelines.stages.transitions.operator_requests import RedrivenDeadLetter, Redrives, request_redrive
 from lanemq.spark.columns import select_columns

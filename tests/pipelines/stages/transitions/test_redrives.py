@@ -25,7 +25,7 @@ from lanemq.pipelines import (
     dead_letters,
     parked,
 )
-from lanemq.pipelines.ports import batch_number
+from lanemq.pipelines.batches import batch_number
 from lanemq.pipelines.stages.transitions.operator_requests import RedrivenDeadLetter, Redrives
 from lanemq.pipelines.stages.transitions.stage import Transitions
 
@@ -473,7 +473,7 @@ def test_a_dead_letter_has_everything_of_its_message(tmp_path: Path) -> None:
     (letter,) = pipeline.dead_letters.show(LETTER)
     assert (letter.topic, letter.queue_id, letter.offset, letter.key) == ("orders", 0, 1, "a")
     assert (letter.stored_at, letter.message_id, letter.attempts) == (wall_time(1_700_000_000_000), "id-0-1", 1)
-    assert letter.reason == "ValueError: attempt 1 failed"
+    assert letter.reason.startswith("ValueError: attempt 1 failed at transitions/")
     with pytest.raises(UsageError, match="there is no dead letter 'x'"):
         pipeline.dead_letters.show("x")
 

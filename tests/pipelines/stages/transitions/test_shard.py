@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lanemq.model.errors import StateLost
-from lanemq.pipelines.ports import NUMBERS_PER_BATCH
+from lanemq.pipelines.batches import NUMBERS_PER_BATCH
 from lanemq.pipelines.stages.transitions.shard import KEPT_BATCHES, Change, Meta, Shard, ShardCache, ShardFiles, Version
 
 

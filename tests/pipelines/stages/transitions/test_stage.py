@@ -20,8 +20,8 @@ from tests.pipelines.stages.transitions.pipeline_fixture import (
 
 from lanemq.model.errors import InvalidOption, LaneError, OrderError
 from lanemq.pipelines import Event, Hold, Park, StateLimits, Transitions
+from lanemq.pipelines.batches import NUMBERS_PER_BATCH, Batch, batch_number
 from lanemq.pipelines.operate.parked import show
-from lanemq.pipelines.ports import NUMBERS_PER_BATCH, Batch, batch_number
 from lanemq.pipelines.stages.transitions import worker
 from lanemq.pipelines.stages.transitions.machine import ShardMachine
 from lanemq.pipelines.stages.transitions.messages import SHARD, queue_slices

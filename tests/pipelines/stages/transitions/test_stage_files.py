@@ -10,8 +10,8 @@ from lanemq.clock import wall_time
 from lanemq.model.errors import StateLost
 from lanemq.model.units import Millis
 from lanemq.pipelines import Hold, Park, StateLimits
+from lanemq.pipelines.batches import Batch, batch_number
 from lanemq.pipelines.operate.parked import list_parked, show
-from lanemq.pipelines.ports import Batch, batch_number
 from lanemq.pipelines.stages.transitions.shard import CACHE, KEPT_BATCHES, Shard, ShardFiles
 from lanemq.pipelines.stages.transitions.unit_log import UnitLog
 

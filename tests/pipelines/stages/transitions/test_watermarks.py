@@ -12,8 +12,8 @@ from tests.pipelines.stages.transitions.test_timers import START, due, on_timer,
 
 from lanemq.model.errors import InvalidOption
 from lanemq.pipelines import EventTime, Park
+from lanemq.pipelines.batches import Batch, batch_number
 from lanemq.pipelines.operate.parked import list_parked, show
-from lanemq.pipelines.ports import Batch, batch_number
 from lanemq.pipelines.stages.transitions.event_time import IdleQueues, QueueTime, common_watermark
 from lanemq.pipelines.stages.transitions.machine import ShardMachine
 from lanemq.pipelines.stages.transitions.messages import queue_slices

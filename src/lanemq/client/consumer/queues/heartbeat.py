@@ -54,6 +54,8 @@ class Heartbeat:
         self._pool = pool
         self._routes = routes
         self._subscriptions = subscriptions
+        self._topics: Iterable[str] = ()
+        """Those of which the brokers get heartbeats: the last ones, when nothing is subscribed any more."""
         self.version: int = options.clock.wall()
         """Version of the subscriptions; a broker keeps the newest (RocketMQ's subVersion)."""
         # By address: the connection of the last heartbeat. On a new connection the broker does not know us.
@@ -66,6 +68,11 @@ class Heartbeat:
             await asyncio.sleep(HEARTBEAT_EVERY)
             self._sent.clear()
             await self.send_to_all()
+
+    def changed(self) -> None:
+        """The subscriptions are others now: every broker gets a heartbeat with the next round."""
+        self.version = max(self.version + 1, self._options.clock.wall())
+        self._sent.clear()
 
     async def send_to_all(self) -> None:
         """Sends a heartbeat to each known broker that got none on its present connection.
@@ -107,8 +114,13 @@ class Heartbeat:
         return sorted({address for broker in self._brokers() for address in broker.addresses.values()})
 
     def _brokers(self) -> list[BrokerRoute]:
-        routes = [self._routes.known(topic) for topic in self._subscriptions]
+        self._topics = tuple(self._subscriptions) or self._topics
+        routes = [self._routes.known(topic) for topic in self._topics]
         return [broker for route in routes if route is not None for broker in route.brokers.values()]
+
+    def only_lanemq(self) -> bool:
+        """Whether only a coordinator or LaneMQ brokers get heartbeats."""
+        return self._calls.coordination.address is not None or all(broker.lane for broker in self._brokers())
 
     def _expiry(self, address: Address) -> Millis | None:
         """None for brokers that get no keep-alives: they use RocketMQ's expiry."""

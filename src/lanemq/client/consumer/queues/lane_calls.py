@@ -15,6 +15,7 @@ from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import ParkHeader, ParkNextResponse
 from lanemq.wire.lane_bodies import LaneBody, NextBody, NextOffsets, ParkAnswer, ParkBody, ParkedTable
+from lanemq.wire.log_marks import log_mark
 
 log = ClientLog(__name__)
 
@@ -28,6 +29,7 @@ class LaneCalls:
 
     async def park(self, queue: MessageQueue, epoch: Epoch, request: ParkRequest[Message]) -> ParkAnswer:
         failure = request.failure
+        is_coordinated = self._calls.coordination.address is not None
         body = ParkBody(
             key=request.key,
             offsets=[message.queue_offset for message in request.messages],
@@ -36,6 +38,7 @@ class LaneCalls:
             again=request.failed_again,
             reason=failure.reason if failure is not None else "",
             attempts=failure.attempts if failure is not None else 0,
+            last=log_mark(request.messages[-1].record) if is_coordinated and request.messages else None,
         )
         reply = await self._ask(queue, epoch, RequestCode.LANE_PARK, body.encode())
         return ParkAnswer.decode(reply.body)

@@ -130,7 +130,10 @@ class QueueReporter:
             return known
         if queue.topic.startswith(RETRY_PREFIX) or self._options.start is StartFrom.FIRST:
             # A retry topic is never skipped: its messages were already delivered once.
-            return await self._calls.first_offset(queue)
+            start = await self._calls.first_offset(queue)
+            if epoch and self._calls.coordination.address is not None:
+                await self._calls.commit(queue, start, epoch)  # without an offset, it keeps nothing of the queue's log
+            return start
         return await self._begin_later(queue, epoch)
 
     async def _begin_later(self, queue: MessageQueue, epoch: Epoch) -> QueueOffset:

@@ -9,6 +9,7 @@ loop's task wakes up only if the next pull must wait, or after an unusual answer
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from functools import partial
 
 from msgspec.structs import replace
@@ -25,7 +26,7 @@ from lanemq.core.consuming.flow_control import PullNow, WaitFor, verdict
 from lanemq.core.consuming.repeats import SeenStamps
 from lanemq.core.consuming.runs import Order
 from lanemq.history import Place
-from lanemq.model.errors import LaneError, LeaseLost
+from lanemq.model.errors import LaneError, LeaseLost, TransportError
 from lanemq.model.units import QueueOffset, to_millis
 from lanemq.net.rate_limited_log import RateLimitedLog
 from lanemq.wire.codes import ResponseCode
@@ -63,13 +64,16 @@ class Puller:
         assignment: Assignment,
         progress: QueueReporter,
         tasks: asyncio.TaskGroup,
+        unreachable: Callable[[str], None],
     ) -> None:
+        """`unreachable` is told of a topic with a broker that does not answer: it may be at another address now."""
         self._options = options
         self._calls = calls
         self._heartbeat = heartbeat
         self._assignment = assignment
         self._progress = progress
         self._tasks = tasks
+        self._unreachable = unreachable
         self._clock = options.clock
         self._loop = asyncio.get_running_loop()
         self._rate_limited = RateLimitedLog(log, options.clock)
@@ -98,6 +102,8 @@ class Puller:
             except LeaseLost as error:
                 self._assignment.lose(assigned, f"the broker refused its pull: {error}")
             except LaneError as error:
+                if isinstance(error, TransportError):
+                    self._unreachable(assigned.queue.topic)
                 self._rate_limited.failed(str(assigned), f"pull of {assigned} failed, trying again", error)
                 await asyncio.sleep(PULL_RETRY)
 

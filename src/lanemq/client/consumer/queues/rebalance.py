@@ -9,7 +9,7 @@ while a broker of a topic has no master, as in a fail-over.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from lanemq.background_log import ClientLog
@@ -52,6 +52,7 @@ class RebalanceTrigger:
 
     def __init__(self) -> None:
         self._asked = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
 
     def now(self) -> None:
         """Asks for a round at once: the group has changed."""
@@ -59,7 +60,12 @@ class RebalanceTrigger:
 
     def soon(self) -> None:
         """Asks for a round after a short delay: a queue was lost or a broker is away."""
-        asyncio.get_running_loop().call_later(ROUND_SOON, self.now)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(ROUND_SOON, self._fire)
+
+    def _fire(self) -> None:
+        self._timer = None
+        self.now()
 
     async def wait(self, seconds: float) -> None:
         """Returns when a round is asked for, at the latest after `seconds`."""
@@ -89,7 +95,7 @@ class Rebalancer:
         self,
         options: ConsumerOptions,
         link: BrokerLink,
-        subscriptions: Mapping[str, ActiveSubscription],
+        subscriptions: dict[str, ActiveSubscription],
         assignment: Assignment,
         keepers: QueueKeepers,
         trigger: RebalanceTrigger,
@@ -158,6 +164,8 @@ class Rebalancer:
             self._rate_limited.failed(topic, text, error)
 
     async def _topic(self, topic: str) -> bool:
+        if not self._subscriptions[topic].wanted:
+            return self._give_topic_up(topic)
         route = await self._routes.get(topic)
         await self._calls.find_coordinator(route)
         for name in self._coordination.all_of(route.brokers):
@@ -182,6 +190,16 @@ class Rebalancer:
             await asyncio.gather(*(self._heartbeat.send_to(route.master(broker)) for broker in route.brokers))
         # No broker announces a new master, and leases there are renewed only when the route has it.
         return taken == len(changes.acquire) and not changes.release and not route.away
+
+    def _give_topic_up(self, topic: str) -> bool:
+        """Hands over the queues of a topic that is not subscribed any more; true if none is left."""
+        left = list(self._assignment.of_topic(topic))
+        for assigned in left:
+            self._release(assigned)
+        if not left:
+            self._subscriptions.pop(topic).scheduler.close()
+            self._logged.pop(topic, None)
+        return not left
 
     async def _members(self, route: TopicRoute) -> list[str]:
         """The members that share the topic, from the first broker that answers; all brokers get every heartbeat.

@@ -25,7 +25,6 @@ from typing import Any, TypeAlias, TypeVar, get_origin
 
 from lanemq._fast import compiled
 from lanemq.background_log import ClientLog
-from lanemq.client.consumer.turns.frames import where_raised
 from lanemq.client.consumer.turns.scheduler import MessageRun
 from lanemq.client.message import Message
 from lanemq.core.consuming.lane_queue import REASON_CHARS
@@ -35,6 +34,7 @@ from lanemq.model.checks import check_callable
 from lanemq.model.errors import InvalidOption, Undecodable, UsageError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, Seconds, to_millis
+from lanemq.model.where_raised import where_raised
 
 log = ClientLog(__name__)
 

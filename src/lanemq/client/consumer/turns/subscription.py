@@ -118,6 +118,8 @@ class ActiveSubscription:
     def __init__(self, subscription: Subscription, scheduler: Scheduler) -> None:
         self.subscription = subscription
         self.scheduler = scheduler
+        self.wanted = True
+        """False: the consumer gives the topic up, and forgets it when the last queue has left."""
 
 
 MakeScheduler: TypeAlias = Callable[[Subscription, Clock], Scheduler]

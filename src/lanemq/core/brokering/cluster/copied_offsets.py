@@ -2,7 +2,8 @@
 
 The brokers' own tools then show the lag of a coordinated group. A broker takes any commit, and RocketMQ's tools set
 offsets there. So an offset that is none of the last copies was set by somebody else: it is not overwritten, until it is
-the group's offset, or an operator resets the group in that queue. After a fail-over a broker may have an older copy.
+the group's offset, or an operator resets the group in that queue. After a fail-over, and after a restart, a broker may
+have an older copy. A broker that runs on goes back only if somebody has set it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -34,15 +35,23 @@ class CopiedOffsets:
         return self._copies
 
     def compare(
-        self, ours: Mapping[MessageQueue, int], theirs: Mapping[MessageQueue, int]
+        self,
+        ours: Mapping[MessageQueue, int],
+        theirs: Mapping[MessageQueue, int],
+        before: Mapping[MessageQueue, int] = {},
     ) -> tuple[dict[MessageQueue, int], list[SetByOthers]]:
-        """What is to be copied, and what others have set. Note the copies (`copied`) before they are sent."""
+        """What is to be copied, and what others have set. Note the copies (`copied`) before they are sent.
+
+        `before` is what the same run of the broker had at the last look.
+        """
         wanted: dict[MessageQueue, int] = {}
         others: list[SetByOthers] = []
         for queue, offset in ours.items():
             there, known = theirs.get(queue), self._copies.get(queue)
             if there == offset:
                 continue
+            if known and there in known and before.get(queue) in known[known.index(there) + 1 :]:
+                del known[: known.index(there) + 1]  # from now on it is none of ours
             if there is None or known is None or there in known:
                 wanted[queue] = offset
             else:

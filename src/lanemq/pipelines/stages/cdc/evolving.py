@@ -35,8 +35,9 @@ from pyspark.sql.types import (
 )
 
 from lanemq.files import StorePath
+from lanemq.pipelines.batches import Batch
 from lanemq.pipelines.checkpoint.fencing import read_fenced_json, write_as
-from lanemq.pipelines.ports import DELETED, KEPT, QUEUE, SEQUENCE, Batch
+from lanemq.pipelines.ports import DELETED, KEPT, QUEUE, SEQUENCE
 from lanemq.pipelines.stages.cdc.changes import belongs
 from lanemq.pipelines.stages.cdc.documents import UNREADABLE, listed
 from lanemq.pipelines.stages.cdc.meanings import column_types

@@ -5,9 +5,8 @@ value of the newest older change of the batch that has one. If there is none, th
 sink's merge leaves it as it is in the table.
 
 Invariants: what is newer is decided by the sequence alone, never by the kind of change; of equal sequences the later
-message wins; where two queues disagree about a key and nothing says which is newer, the batch is refused. If offsets
-are the sequence, a key in two queues is refused even if they agree: sinks do the same for batches one after the other,
-where an older value cannot be compared any more.
+message wins; where two queues disagree about a key and nothing says which is newer, the batch is refused. Sinks do the
+same for batches one after the other (`queue_ties.py`).
 """
 
 from collections.abc import Sequence
@@ -17,8 +16,8 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lanemq.pipelines.ports import DELETED, KEPT, QUEUE, SEQUENCE, changed_in_two_queues
-from lanemq.pipelines.stages.cdc.sequence import source_part
+from lanemq.pipelines.ports import DELETED, KEPT, QUEUE, SEQUENCE
+from lanemq.pipelines.queue_ties import alike, by_source, changed_in_two_queues, tied, with_others
 
 _INDEX = "\0index"
 
@@ -57,26 +56,37 @@ def newest_of_queues(queues: Sequence[tuple[str, pa.Table]], keys: Sequence[str]
     ]
     rows = pa.concat_tables(tagged)
     chosen = newest_rows(rows, keys)
-    if chosen.num_rows < rows.num_rows:
-        _refuse_ties(rows, list(keys))
-    return chosen
+    return chosen if chosen.num_rows == rows.num_rows else _settle_ties(rows, chosen, list(keys))
 
 
-def _refuse_ties(rows: pa.Table, keys: list[str]) -> None:
-    """Refuses rows of one key from two queues that have the same source sequence but different values, or none."""
+def _settle_ties(rows: pa.Table, chosen: pa.Table, keys: list[str]) -> pa.Table:
+    """Refuses rows of one key that tie; marks those that are equal. `chosen` has the newest row of each key."""
     ordered = rows.sort_by([(name, "ascending") for name in (*keys, SEQUENCE)])
     below, above = ordered.slice(0, ordered.num_rows - 1), ordered.slice(1)
-    tie = pc.not_equal(below[QUEUE], above[QUEUE])
+    ties = tied(below, above, QUEUE, SEQUENCE)
     for name in keys:
-        tie = pc.and_(tie, pc.equal(below[name], above[name]))
-    by_source = pa.types.is_string(ordered.schema.field(SEQUENCE).type)
-    if by_source:
-        tie = pc.and_(tie, pc.equal(source_part(below[SEQUENCE]), source_part(above[SEQUENCE])))
-    compared = [name for name in rows.column_names if name not in (SEQUENCE, QUEUE)]
-    for lower, upper in zip(below.filter(tie).to_pylist(), above.filter(tie).to_pylist(), strict=True):
-        if not by_source or any(lower[name] != upper[name] for name in compared):
-            key = {name: upper[name] for name in keys}
-            raise changed_in_two_queues(key, lower[QUEUE], upper[QUEUE], upper[SEQUENCE])
+        ties = pc.and_(ties, pc.equal(below[name], above[name]))
+    if not pc.any(ties).as_py():
+        return chosen
+    repeats, repeated = by_source(rows.schema.field(SEQUENCE).type), set[tuple[Any, ...]]()
+    for lower, upper in zip(below.filter(ties).to_pylist(), above.filter(ties).to_pylist(), strict=True):
+        if not repeats or not alike(lower, upper, (SEQUENCE, QUEUE)):
+            raise changed_in_two_queues(
+                {name: upper[name] for name in keys}, lower[QUEUE], upper[QUEUE], upper[SEQUENCE]
+            )
+        repeated.add((*(upper[name] for name in keys), upper[SEQUENCE]))
+    return _marked(chosen, keys, repeated)
+
+
+def _marked(chosen: pa.Table, keys: list[str], repeated: set[tuple[Any, ...]]) -> pa.Table:
+    """The rows, of which those with these keys and sequences are in several queues."""
+    named = zip(*(chosen[name].to_pylist() for name in (*keys, SEQUENCE)), strict=True)
+    queues = [
+        with_others(queue) if row in repeated else queue
+        for row, queue in zip(named, chosen[QUEUE].to_pylist(), strict=True)
+    ]
+    at = chosen.schema.get_field_index(QUEUE)
+    return chosen.set_column(at, chosen.schema.field(at), pa.array(queues, pa.string()))
 
 
 def _ascending(sequences: pa.ChunkedArray) -> bool:

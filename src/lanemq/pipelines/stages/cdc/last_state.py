@@ -22,12 +22,12 @@ from pyspark.sql.types import StructType
 
 from lanemq.files import StorePath, remove_tree
 from lanemq.model.errors import CodecError, InvalidOption, OrderError
+from lanemq.pipelines.batches import Batch
 from lanemq.pipelines.checkpoint.fencing import read_fenced_json, write_as
 from lanemq.pipelines.checkpoint.queues import check_on_queue_change
 from lanemq.pipelines.ports import (
     DEAD_LETTER_SCHEMA,
     Append,
-    Batch,
     FileRows,
     Merge,
     OnQueueChange,
@@ -81,8 +81,8 @@ class LastState(Stage):
         format: `json` (the row; no value deletes it), `debezium`, `canal`, `maxwell`. Events carry whole rows,
             unless `left_out` is `keep`.
         sequence: Paths in the event that say what is newer, the most significant first, such as `("source.lsn",)` or
-            `("source.file:file", "source.pos", "source.row")`; no two changes of a row may share it, unless they are in
-            one queue. None: queue offsets, which order the changes of a row
+            `("source.file:file", "source.pos", "source.row")`; two different changes of a row that share it and are in
+            two queues end the query. None: queue offsets, which order the changes of a row
             as long as all of them have one message key; a row that is changed in two queues, and a change of a row's
             key, then end the query, and a truncation is a dead letter. The table has a column `_queue`.
         one_queue: Promises that all changes of the table are in one queue, so that offsets order them all, including
@@ -268,9 +268,9 @@ class LastState(Stage):
 
     def _refuse_disorder(self, queues: Sequence[QueueSummary], counts: Counter[str], batch: Batch) -> None:
         """Refuses a batch whose order offsets cannot tell: those of different queues cannot be compared."""
-        names = sorted({each.queue for each in queues})
+        names = sorted({each.queue for each in queues} | self._ends.names())
         if self._one_queue and len(names) > 1:
-            raise OrderError(f"{batch}: one_queue was promised, but there are messages of {', '.join(names)}")
+            raise OrderError(f"{batch}: one_queue was promised, but there are or were messages of {', '.join(names)}")
         if counts["key_changes"] and not self._one_queue and not self._options.parts:
             raise OrderError(
                 f"{batch}: {counts['key_changes']} changes of a row's key; queue offsets cannot order the old row "
@@ -289,10 +289,10 @@ class LastState(Stage):
             return TableRows(schema, wanted.empty_table(), emptied), 0
         if sum(each.rows.rows for each in queues) < FOLDED_BY_TASKS_FROM:
             parts = [(each.queue, read_rows(folder, each.rows), each.emptied_below) for each in queues]
-            rows = fold_queues(parts, keys, wanted, older_than, str(batch))
+            rows = fold_queues(parts, keys, wanted, older_than)
             return TableRows(schema, rows, emptied), count_deletes(rows)
         named = tuple((each.queue, each.rows, each.emptied_below) for each in queues)
-        task = ShareTask(folder, self._rows_folder(batch), named, keys, wanted, older_than, str(batch))
+        task = ShareTask(folder, self._rows_folder(batch), named, keys, wanted, older_than)
         files, deletes = fold_shares(spark, task)
         return FileRows(schema, files, emptied), deletes
 
@@ -373,6 +373,10 @@ class QueueEnds:
             found = read_fenced_json(path, _Known)
             assert isinstance(found, _Known)
             self._ends = found.queues
+
+    def names(self) -> set[str]:
+        """All queues that were read so far."""
+        return {*self._ends}
 
     def refuse_restart(self, queues: Sequence[QueueSummary], batch: Batch) -> None:
         """Raises `OrderError` if a queue has lower offsets than in an earlier batch, and newer messages."""

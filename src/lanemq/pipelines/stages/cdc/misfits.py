@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 import msgspec
 
 from lanemq.files import StorePath
+from lanemq.pipelines.batches import Batch
 from lanemq.pipelines.checkpoint.fencing import read_fenced_json, write_as
-from lanemq.pipelines.ports import Batch
 from lanemq.pipelines.running.progress import counted
 
 log = logging.getLogger(__name__)

@@ -68,7 +68,7 @@ class ReplicaOptions:
     @property
     def merged_schema(self) -> StructType:
         """The columns that a sink merges."""
-        return self.table.merged(sequence_type(self.parts), by_offset=not self.parts and not self.one_queue)
+        return self.table.merged(sequence_type(self.parts), in_queues=bool(self.parts) or not self.one_queue)
 
     @property
     def why_not_emptied(self) -> str:

@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 from lanemq.files import StorePath
 from lanemq.model.wording import MAX_SHOWN, shown
 from lanemq.pipelines.ports import DELETED, KEPT, SEQUENCE
+from lanemq.pipelines.queue_ties import truncation_bound
 from lanemq.pipelines.stages.cdc import documents
 from lanemq.pipelines.stages.cdc.changes import KeyNames, Reading, RowChanges
 from lanemq.pipelines.stages.cdc.evolving import Fields, combine_fields, new_fields, skipped_fields
@@ -287,7 +288,7 @@ class Reader:
             elif sequence is None:
                 reading.changes.poison[message] = self._no_sequence()
             else:
-                reading.truncations[message] = sequence
+                reading.truncations[message] = truncation_bound(sequence, _name(reading.messages))
 
     def _no_sequence(self) -> str:
         paths = ", ".join(part.path for part in self._options.parts)

@@ -6,8 +6,8 @@ Without parts the sequence is the queue offset, a number. With parts it is a tex
     source.file:file    source.pos          queue offset
 
 so that comparing the text compares part by part, under every collation. The offset is last: of two changes in a queue
-with the same source sequence the later message wins. In two queues their order is unknown: `fold` refuses them in one
-batch, but a sink compares the offsets, because it does not know a row's queue.
+with the same source sequence the later message wins. In two queues their order is unknown: they tie (`queue_ties.py`),
+which `fold` refuses in one batch and a sink in two.
 
 Invariants: two rows of a key compare with `>` on the column `_sequence` exactly as their changes happened, except for
 the same source sequence in two queues; a change whose sequence cannot be read is never applied, because it would win or
@@ -24,11 +24,10 @@ import pyarrow.compute as pc
 from pyspark.sql.types import DataType, LongType, StringType
 
 from lanemq.model.errors import InvalidOption
+from lanemq.pipelines.queue_ties import DIGITS
 from lanemq.pipelines.stages.cdc.values import convert
 
 KINDS: Final = ("number", "file", "text")
-DIGITS: Final = 19
-"""Digits of the largest 64-bit number."""
 TEXT_WIDTH: Final = 40
 _PATH: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
@@ -83,11 +82,6 @@ def before(parts: Sequence[Part], values: Sequence[object]) -> str:
 
 def _described(parts: Sequence[Part]) -> str:
     return ", ".join(f"{part.path}:{part.kind}" for part in parts) or "queue offsets order it"
-
-
-def source_part(sequences: pa.Array) -> pa.Array:
-    """The sequences without the queue offsets."""
-    return pc.utf8_slice_codeunits(sequences, 0, -(DIGITS + 1))
 
 
 def _encode_part(part: Part, values: list[object]) -> pa.Array:

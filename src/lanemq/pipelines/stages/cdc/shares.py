@@ -119,7 +119,6 @@ class ShareTask:
     schema: pa.Schema
     older_than: Bound
     """Rows up to this sequence were deleted by a truncation."""
-    batch: str
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         numbers = [share for batch in batches for share in batch.column(0).to_pylist()]
@@ -129,7 +128,7 @@ class ShareTask:
     def fold(self, share: int) -> _ShareSummary:
         parts = [(queue, read_share(self.source, rows, share, self.keys), bound) for queue, rows, bound in self.queues]
         try:
-            rows = fold_queues(parts, self.keys, self.schema, self.older_than, self.batch)
+            rows = fold_queues(parts, self.keys, self.schema, self.older_than)
         except OrderError as error:
             return _ShareSummary(share, refused=str(error))
         if not rows.num_rows:
@@ -142,11 +141,12 @@ class ShareTask:
 
 
 def fold_queues(
-    queues: Sequence[tuple[str, pa.Table, Bound]], keys: Sequence[str], schema: pa.Schema, older_than: Bound, batch: str
+    queues: Sequence[tuple[str, pa.Table, Bound]], keys: Sequence[str], schema: pa.Schema, older_than: Bound
 ) -> pa.Table:
     """The newest row of each key over all queues; `OrderError` if nothing says which it is."""
-    refuse_unordered(queues, batch)
-    chosen = newest_of_queues([(queue, rows) for queue, rows, _ in queues], keys)
+    changes = [(queue, rows) for queue, rows, _ in queues]
+    refuse_unordered(changes, {older_than, *(bound for _, _, bound in queues)})
+    chosen = newest_of_queues(changes, keys)
     return drop_older(chosen.select(schema.names).cast(schema), older_than)
 
 

@@ -45,11 +45,11 @@ class ReplicaTable:
         """The schema for Arrow."""
         return to_arrow_schema(self.schema)
 
-    def merged(self, sequence: DataType, *, by_offset: bool) -> StructType:
-        """The columns that a sink merges. `by_offset`: the sequence is the offset in one of several queues."""
+    def merged(self, sequence: DataType, *, in_queues: bool) -> StructType:
+        """The columns that a sink merges. `in_queues`: changes may be in several queues."""
         more = [StructField(SEQUENCE, sequence, False), StructField(DELETED, BooleanType(), False)]
         kept = [StructField(KEPT, StringType())] if self.keeps else []
-        queue = [StructField(QUEUE, StringType())] if by_offset else []
+        queue = [StructField(QUEUE, StringType())] if in_queues else []
         return StructType([*self.schema.fields, *more, *kept, *queue])
 
 

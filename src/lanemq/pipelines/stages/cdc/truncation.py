@@ -16,13 +16,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lanemq.files import StorePath
-from lanemq.model.errors import OrderError
 from lanemq.pipelines.checkpoint.fencing import read_fenced_json, write_as
 from lanemq.pipelines.ports import SEQUENCE
-from lanemq.pipelines.stages.cdc.sequence import source_part
+from lanemq.pipelines.queue_ties import source_and_queue, source_part, truncated_in_two_queues
 
 Bound: TypeAlias = int | str | None
-"""The sequence of a truncation; None if there is none."""
+"""The sequence of a truncation, with its queue if it is a position of the source; None if there is none."""
 
 
 def newer_bound(bounds: Iterable[Bound]) -> Bound:
@@ -75,16 +74,9 @@ class Truncation:
         self._bound = found.emptied_below
 
 
-def refuse_unordered(queues: Sequence[tuple[str, pa.Table, Bound]], batch: object) -> None:
+def refuse_unordered(queues: Sequence[tuple[str, pa.Table]], bounds: Iterable[Bound]) -> None:
     """Raises `OrderError` if a change has the source sequence of a truncation in another queue."""
-    for emptied, _, bound in queues:
-        if not isinstance(bound, str):
-            continue
-        source = source_part(pa.array([bound]))[0]
-        for queue, rows, _ in queues:
+    for source, emptied in filter(None, map(source_and_queue, bounds)):
+        for queue, rows in queues:
             if queue != emptied and pc.any(pc.equal(source_part(rows[SEQUENCE]), source)).as_py():
-                raise OrderError(
-                    f"{batch}: the table was truncated in queue {emptied}, a row was changed in queue {queue}, and "
-                    f"both have the source sequence {source}, so nothing says which came first: declare a sequence= "
-                    f"that every event of the source has for itself"
-                )
+                raise truncated_in_two_queues(emptied, queue, source)

@@ -26,6 +26,7 @@ from lanemq.pipelines.stages.transitions.rules import (
     Rules,
     SkipMessage,
     error_text,
+    error_text_with_place,
     next_step,
     storable,
 )
@@ -87,7 +88,11 @@ class HeldLanes:
         if isinstance(error, Early) and self._rules.on_gap == "hold":
             self._hold(name, lane, WaitReason.GAP, str(error), 0, [(message, error.number)])
             return False
-        reason = f"{'cannot be decoded' if poison else type(error).__name__}: {error_text(error)}"
+        reason = (
+            f"cannot be decoded: {error_text(error)}"
+            if poison
+            else f"{type(error).__name__}: {error_text_with_place(error)}"
+        )
         if message.timer is not None:
             reason = f"timer {storable(message.timer.name)!r}: {reason}"
         then = next_step(self._rules.policy, failures)

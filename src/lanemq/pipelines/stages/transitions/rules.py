@@ -17,6 +17,7 @@ from lanemq.core.backoff import Backoff
 from lanemq.core.consuming.retry_policy import RETRY_FOREVER
 from lanemq.model.errors import InvalidOption, OrderError
 from lanemq.model.units import Millis, Seconds, to_millis, to_seconds
+from lanemq.model.where_raised import where_raised
 from lanemq.pipelines.stages.transitions.event_time import EventTime
 from lanemq.pipelines.stages.transitions.messages import Event, OnTimer, Step, decode_empty_as_none
 from lanemq.pipelines.stages.transitions.shard import LaneCodec
@@ -299,6 +300,12 @@ def storable(text: str) -> str:
     if text.isascii() and "\0" not in text:
         return text
     return text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()
+
+
+def error_text_with_place(error: BaseException) -> str:
+    """As `error_text`, with file, line and function: `no price at shop/steps.py:21 in price_of`."""
+    place = where_raised(error)
+    return f"{error_text(error)} at {storable(place)}" if place else error_text(error)
 
 
 class FrozenOptions(msgspec.Struct, frozen=True, omit_defaults=True):

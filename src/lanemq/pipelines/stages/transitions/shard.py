@@ -35,7 +35,7 @@ import zstandard
 
 from lanemq.files import StorePath, write_durably
 from lanemq.model.errors import InvalidOption, StateLost
-from lanemq.pipelines.ports import NUMBERS_PER_BATCH
+from lanemq.pipelines.batches import NUMBERS_PER_BATCH
 from lanemq.pipelines.stages.transitions.messages import WaitingMessage
 from lanemq.pipelines.stages.transitions.state_schema import UpgradeState
 from lanemq.pipelines.stages.transitions.timers import NO_TIMERS, Due, PendingTimer, TimerIndex

@@ -34,13 +34,12 @@ from lanemq.clock import Clock, SystemClock, wall_ms
 from lanemq.files import StorePath, read_json, remove_tree, sync, write_json
 from lanemq.model.errors import Closed, InvalidOption, LaneError, LaneFrozen, OrderError, StateLost
 from lanemq.model.units import Seconds, to_millis
+from lanemq.pipelines.batches import NUMBERS_PER_BATCH, Batch
 from lanemq.pipelines.checkpoint.queues import check_on_queue_change
 from lanemq.pipelines.declare.ddl import parse_columns
 from lanemq.pipelines.ports import (
     DEAD_LETTER_SCHEMA,
-    NUMBERS_PER_BATCH,
     Append,
-    Batch,
     FileRows,
     OnQueueChange,
     QueueEnds,

@@ -1,14 +1,15 @@
 """Where an exception was raised, in a few words without values: for operators, who see no traceback."""
 
 import traceback
-from pathlib import PurePath
 from types import TracebackType
 from typing import Final
 
 MAX_FRAMES: Final = 3
 MAX_NAME: Final = 40
 """Characters of a file's or a function's name."""
-OWN: Final = str(PurePath(__file__).parents[3])
+OWN: Final = __file__.rpartition("/model/")[0]
+DEMO: Final = f"{OWN}/testing/demo/"
+"""Handlers of the demonstration, which are shown as a user's are."""
 
 
 def where_raised(error: BaseException) -> str:
@@ -26,9 +27,9 @@ def _frames(trace: TracebackType | None) -> list[traceback.FrameSummary]:
 
 def _is_own(file: str) -> bool:
     """Whether it is a file of LaneMQ; compiled modules name their sources below the folder of the build."""
-    return file.startswith(OWN) or file.endswith(".pyx") or file.startswith("<frozen ")
+    return (file.startswith(OWN) and not file.startswith(DEMO)) or file.endswith(".pyx") or file.startswith("<frozen ")
 
 
 def _shown(frame: traceback.FrameSummary) -> str:
-    file = "/".join(PurePath(frame.filename).parts[-2:])
+    file = "/".join(frame.filename.split("/")[-2:])
     return f"{file[-MAX_NAME:]}:{frame.lineno} in {frame.name[:MAX_NAME]}"
