@@ -46,7 +46,7 @@ class RunningCoordinator:
     def __init__(self, cluster: str, data: Path, port: int = 0, **more: Any) -> None:
         """`more` are options of the coordinator."""
         replace = more.pop("replace", False)
-        self.options = CoordinatorOptions(parse_addresses(cluster), data, Address("127.0.0.1", port), **more)
+        self.options = CoordinatorOptions(parse_addresses(cluster), data, listen=Address("127.0.0.1", port), **more)
         self._replace = replace
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
