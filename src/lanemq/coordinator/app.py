@@ -211,7 +211,7 @@ class Coordinator:
         loaded = await load(start)
         self._must_lead(term)
         recording = self._open_history(loaded)
-        ground = Ground(self.options, self._clock, self._thread, self.address, self._new_server)
+        ground = Ground(self.options, self._clock, self._thread, self.address, self._store, self._new_server)
         reign = new_reign(ground, loaded, term, rows, link, recording, self._election.heard_of)
         try:
             if self._replace:

@@ -17,7 +17,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lanemq.clock import Clock
-from lanemq.coordinator.store import NotLeading
+from lanemq.coordinator.postgres_safety import safety_of
+from lanemq.coordinator.store import NotLeading, Safety
 from lanemq.core.brokering.cluster.leadership import NO_LEADER, RENEW_EVERY_MS, TERM_MS, Sight, Term, TermRow
 from lanemq.log.state.group_rows import GroupRows, Statements, Sync
 from lanemq.model.errors import DiskFull, StorageError, UsageError
@@ -229,6 +230,10 @@ class PostgresRows(GroupRows):
             db.execute("UPDATE leader SET leader = ?", (NO_LEADER,))
         if self.term is not None:
             self.term.end("handed over")
+
+    def safety(self) -> Safety:
+        """Whether a fail-over of the database can lose changes."""
+        return safety_of(self.rows)
 
     # rows
 

@@ -32,8 +32,10 @@ from lanemq.coordinator.background_answers import BackgroundAnswers
 from lanemq.coordinator.cluster import ClusterLink
 from lanemq.coordinator.comparison import ComparisonHandler
 from lanemq.coordinator.config import CoordinatorOptions
+from lanemq.coordinator.leader_report import LeaderReport
 from lanemq.coordinator.moves import MoveHandler
 from lanemq.coordinator.queues import ClusterQueues
+from lanemq.coordinator.store import Store
 from lanemq.coordinator.term_gate import TermGate
 from lanemq.coordinator.watch import ClusterWatch
 from lanemq.core.brokering.cluster.confirmed_queues import ConfirmedQueues
@@ -87,6 +89,7 @@ class Ground(NamedTuple):
     thread: DiskThread
     address: Address
     """Where members connect."""
+    store: Store
     new_server: Callable[[Connections, GroupContext], Server]
 
 
@@ -197,6 +200,7 @@ def new_reign(
         ResetHandler(parts, watch.copies.overwrite, answers),
         MoveHandler(parts, link, queues, watch, background),
         ComparisonHandler(parts, link, queues, background),
+        LeaderReport(parts, ground.store, watch.leader, background),
     )
     served: list[dict[int, Handler]] = [
         {code: handler for code, handler in each.table().items() if code not in NOT_HERE} for each in handlers

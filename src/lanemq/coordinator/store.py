@@ -8,7 +8,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from lanemq.core.brokering.cluster.leadership import NO_LEADER, Sight, Term, TermRow
 from lanemq.log.folder.checks import coordinator_in, refuse_backup
@@ -28,6 +28,24 @@ _WITHOUT_END = Millis(10**15)
 
 class NotLeading(StorageError):
     """This process leads no more; what it has in memory may be wrong."""
+
+
+class Standby(NamedTuple):
+    """A copy of a database."""
+
+    name: str
+    confirms: bool
+    """Whether each change waits for it."""
+    lag_bytes: int
+    """What it has not applied yet; -1 if this user may not know."""
+
+
+class Safety(NamedTuple):
+    """What happens to a store whose machine fails."""
+
+    standbys: tuple[Standby, ...] = ()
+    problems: tuple[str, ...] = ()
+    """What may lose changes."""
 
 
 class Store(Protocol):
@@ -57,6 +75,8 @@ class Store(Protocol):
     def renew(self) -> None: ...
 
     def hand_over(self) -> None: ...
+
+    def safety(self) -> Safety: ...
 
     def cut(self) -> None:
         """End a statement that waits for a silent server; any thread may call it."""
@@ -135,6 +155,10 @@ class FolderStore:
     def hand_over(self) -> None:
         if self.term is not None:
             self.term.end("handed over")
+
+    def safety(self) -> Safety:
+        """A folder has no copy but its backups."""
+        return Safety()
 
     def cut(self) -> None:
         """The folder's disk is waited for, as by every program."""

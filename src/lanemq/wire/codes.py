@@ -132,6 +132,7 @@ class RequestCode(IntEnum):
     LANE_COORDINATE = 4210  # to a coordinator
     LANE_SEEN = 4211  # to a coordinator
     LANE_COMPARE = 4212  # to a coordinator
+    LANE_LEADER = 4213  # to a coordinator
 
 
 class ResponseCode(IntEnum):
