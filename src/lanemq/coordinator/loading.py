@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 _CLUSTER = "cluster"
 """Name of a value in the store."""
-_LED_IN = "led in"
+LED_IN = "led in"
 """Name of a value in the store: the run of the server in which the last leader began."""
 
 
@@ -145,7 +145,7 @@ def _floor(start: Start, known: KnownEntries) -> tuple[int, Millis]:
     back: it does not know the last owners."""
     rows, election, replaced = start.rows, start.election, start.election.replaced
     assert replaced is not None, "this process has claimed a term"
-    leases, led_in, now = rows.leases(), rows.get(_LED_IN), start.clock.now()
+    leases, led_in, now = rows.leases(), rows.get(LED_IN), start.clock.now()
     floor, grants_from = max(known.limit, rows.epoch_floor()), Millis(0)
     if not is_complete(replaced, led_in, election.former):
         floor = max([floor, *(row.epoch for row in leases)]) + 2 * EPOCH_STEP
@@ -160,5 +160,5 @@ def _floor(start: Start, known: KnownEntries) -> tuple[int, Millis]:
             start.store.shown, longest / 1000, floor,
         )  # fmt: skip
     if led_in != replaced.run:
-        rows.put(_LED_IN, replaced.run)
+        rows.put(LED_IN, replaced.run)
     return floor, grants_from

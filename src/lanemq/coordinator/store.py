@@ -19,8 +19,9 @@ from lanemq.model.errors import StorageError, UsageError
 from lanemq.model.units import Millis
 
 STATE_FILE = "state.db"
-_TERM = "term"
-"""Name of a value in the state database."""
+TERM = "term"
+MOVED_TO = "moved to"
+"""Names of values in the state database."""
 _FOLDER = "folder"
 """The run of a folder. It is the same for ever: SQLite loses no commit, and a restored folder has new epochs."""
 _WITHOUT_END = Millis(10**15)
@@ -117,7 +118,9 @@ class FolderStore:
     shared = False
     last_write_ms = 0
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, moved: bool = False) -> None:
+        """`moved`: may be used although its state was moved to a database, by a move that is repeated."""
+        self._moved = moved
         self.shown = str(folder)
         self.term: Term | None = None
         self.former: Sight | None = None
@@ -139,13 +142,15 @@ class FolderStore:
         if path.exists() and coordinator_in(self._folder) is None:
             raise UsageError(f"{self._folder} is not the data folder of a coordinator: give it a folder of its own")
         self._state = State(path)
+        if (moved := self._state.get(MOVED_TO)) is not None and not self._moved:
+            raise UsageError(f"the state of {self._folder} was moved to {moved}: start it with --state, not --data")
         self.former = self.look()
 
     def look(self) -> Sight:
-        return Sight(TermRow(int(self.group_rows.get(_TERM) or 0), NO_LEADER), _FOLDER)
+        return Sight(TermRow(int(self.group_rows.get(TERM) or 0), NO_LEADER), _FOLDER)
 
     def claim(self, seen: Sight, row: TermRow) -> bool:
-        self.group_rows.put(_TERM, str(row.term))
+        self.group_rows.put(TERM, str(row.term))
         self.term = Term(row, sent_at=Millis(0), length=_WITHOUT_END)
         return True
 

@@ -12,7 +12,7 @@ from lanemq.cli.security import ConnectingCommand
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.coordinated import CoordinatedAdmin
 from lanemq.client.admin.views import BrokerFigures
-from lanemq.model.errors import TransportError
+from lanemq.model.errors import BrokerRefused, TransportError
 from lanemq.model.names import RETRY_PREFIX
 from lanemq.net.certificate_end import RENEW, SOON_MS
 from lanemq.wire.lane_bodies import LeaderAnswer
@@ -61,6 +61,8 @@ def _leader(admin: CoordinatedAdmin) -> LeaderAnswer | str | None:
         return admin.leader()
     except TransportError as error:
         return f"COORDINATOR: none leads, so coordinated groups wait: {error}"
+    except BrokerRefused as error:
+        return f"coordinator: {error}"
 
 
 def _leader_document(leader: LeaderAnswer | str) -> dict[str, object]:
