@@ -14,7 +14,7 @@ _SETTINGS = (
 _STANDBYS = (
     "SELECT coalesce(application_name, ''), coalesce(sync_state, ''),"
     " coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), replay_lsn)::bigint, -1)"
-    " FROM pg_stat_replication WHERE application_name NOT LIKE 'pg_basebackup%'"
+    " FROM pg_stat_replication WHERE left(application_name, 13) <> 'pg_basebackup'"
 )
 
 
