@@ -1,10 +1,8 @@
 """A coordinator in production: monitor, users, TLS, its folder saved and examined, and starts that must be refused."""
 
 import json
-import shutil
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -22,8 +20,6 @@ from lanemq.cli.main import main
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.coordinated import CoordinatedAdmin
 from lanemq.client.coordination import COORDINATOR_NAMESPACE, EVERY_GROUP, entry_text
-from lanemq.coordinator.pauses import PauseGate
-from lanemq.coordinator.watch import OtherCoordinator
 from lanemq.errors import NotAllowed
 from lanemq.model.errors import StorageError, UsageError
 from lanemq.net.address import Address
@@ -181,83 +177,11 @@ def test_a_new_folder_continues_above_the_epochs_of_the_lost_one_whatever_the_cl
     start("lost").stop()
     granted = 10**13
     entry = {"namespace": COORDINATOR_NAMESPACE, "key": EVERY_GROUP}
-    at_broker.ask(
-        RequestCode.PUT_KV_CONFIG, {**entry, "value": entry_text("lost", Address("127.0.0.1", 1), granted, 1)}
-    )
+    at_broker.ask(RequestCode.PUT_KV_CONFIG, {**entry, "value": entry_text("lost", Address("127.0.0.1", 1), granted)})
     running = start("new", replace=True)
     move(cluster)
     with RawClient(str(running.address)) as client:
         assert owned(client, "one") > granted
-
-
-def copy_of(running: RunningCoordinator) -> str:
-    """A copy of its folder, as `cp -r` makes one."""
-    shutil.copytree(running.options.data, running.options.data.with_name("copy"))
-    return "copy"
-
-
-def test_a_copied_folder_continues_above_the_epochs_that_were_granted_since(
-    cluster: EmbeddedBroker, start: Start
-) -> None:
-    first = start()
-    move(cluster)
-    folder = copy_of(first)
-    with RawClient(str(first.address)) as client:
-        granted = owned(client, "one")
-    first.stop()
-    with RawClient(str(start(folder).address)) as client:
-        assert owned(client, "two") > granted
-
-
-def frozen_beside_its_copy(
-    cluster: EmbeddedBroker, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> tuple[RunningCoordinator, bool]:
-    """A coordinator that was frozen while a copy of its folder started, and whether it answered what waited for it."""
-    monkeypatch.setattr("lanemq.coordinator.app.TAKE_OVER_SECONDS", 0.5)
-    frozen = start()
-    move(cluster)
-    with RawClient(str(frozen.address)) as client:
-        assert owned(client, "one")
-        folder = copy_of(frozen)
-        frozen.loop.call_soon_threadsafe(time.sleep, 5.0)
-        waits = client.post(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
-        start(folder)
-        client.socket.settimeout(4.0)  # an answer comes with the end of the freeze
-        try:
-            client.answer(waits)
-        except TimeoutError:
-            return frozen, False
-        return frozen, True
-
-
-def test_a_frozen_coordinator_answers_nothing_once_a_copy_of_its_folder_has_its_place(
-    cluster: EmbeddedBroker, start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    frozen, answered = frozen_beside_its_copy(cluster, start, monkeypatch)
-    assert f"the coordinator at {frozen.address} may be frozen" in caplog.text
-    assert not answered
-    until(frozen.coordinator.running.watching.done)
-    ended = frozen.coordinator.running.watching.exception()
-    assert isinstance(ended, OtherCoordinator)
-    assert "a copy of this data folder was started later" in str(ended)
-
-
-def test_without_the_look_at_its_place_it_would_answer(
-    cluster: EmbeddedBroker, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The control."""
-    monkeypatch.setattr(PauseGate, "look", lambda _: None)
-    assert frozen_beside_its_copy(cluster, start, monkeypatch)[1]
-
-
-def test_a_coordinator_that_was_frozen_continues_if_it_still_has_its_place(
-    cluster: EmbeddedBroker, start: Start
-) -> None:
-    frozen = start()
-    move(cluster)
-    with RawClient(str(frozen.address)) as client:
-        frozen.loop.call_soon_threadsafe(time.sleep, 3.0)
-        assert owned(client, "one")
 
 
 # bad input

@@ -9,7 +9,6 @@ A program, or its environment, may name the coordinator; then the name servers a
 
 import os
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from lanemq.client.topics import Steps, read_setting
 from lanemq.model.environment import COORDINATOR
@@ -23,7 +22,8 @@ from lanemq.wire.route_bodies import KVTable
 COORDINATOR_NAMESPACE = "LANEMQ_COORDINATOR"
 """The namespace of the settings: the address of the coordinator by group."""
 EVERY_GROUP = "*"
-"""The entry of the coordinator itself (`CoordinatorEntry`). It is made last: where it is, all others are."""
+"""The entry of the coordinator itself: its id, its address, and a number above all epochs that it has granted. It is
+made last: where it is, all others are."""
 EPOCH_STEP = 1_000_000
 """The entry is changed after so many epochs."""
 COORDINATOR_PORT = 9873
@@ -56,8 +56,7 @@ def coordinators(servers: Sequence[Address]) -> Steps[dict[str, Address]]:
         except TransportError:
             continue
     return {
-        group: read_entry(text).address if group == EVERY_GROUP else parse_address(text)
-        for group, text in entries.items()
+        group: read_entry(text)[1] if group == EVERY_GROUP else parse_address(text) for group, text in entries.items()
     }
 
 
@@ -66,27 +65,22 @@ def entries_in(reply: Command) -> dict[str, str]:
     return KVTable.decode(reply.body).table if reply.code == ResponseCode.SUCCESS else {}
 
 
-class CoordinatorEntry(NamedTuple):
-    """What a coordinator says of itself at the name servers."""
-
-    name: str
-    """Its id, which is in its data folder."""
-    address: Address
-    epochs_below: int
-    """A number above all epochs that it has granted."""
-    run: int
-    """The number of its start. Of two that were started with the same id, the one with the lower number ends."""
-
-
-def read_entry(text: str) -> CoordinatorEntry:
-    """A coordinator's own entry."""
-    words = text.split(" ")
-    if len(words) != 4 or not (words[2].isdecimal() and words[3].isdecimal()):
+def read_entry(text: str) -> tuple[str, Address]:
+    """Id and address of a coordinator's own entry."""
+    name, _, rest = text.partition(" ")
+    address = rest.partition(" ")[0]
+    if not address:
         raise RemoteProtocolError(f"the name servers have an entry for a coordinator that cannot be read: {text!r}")
-    return CoordinatorEntry(words[0], parse_address(words[1]), int(words[2]), int(words[3]))
+    return name, parse_address(address)
 
 
-def entry_text(name: str, address: Address, highest: int, run: int) -> str:
+def epochs_below(text: str) -> int:
+    """A number above all epochs that the coordinator of an entry has granted; 0 if the entry has none."""
+    last = text.rpartition(" ")[2]
+    return int(last) if last.isdecimal() else 0
+
+
+def entry_text(name: str, address: Address, highest: int) -> str:
     """`highest` is the highest epoch that was granted. Others follow before the entry is changed, so it names a number
     that is a whole step above it."""
-    return f"{name} {address} {(highest // EPOCH_STEP + 2) * EPOCH_STEP} {run}"
+    return f"{name} {address} {(highest // EPOCH_STEP + 2) * EPOCH_STEP}"

@@ -34,13 +34,12 @@ from lanemq.broker.recording import Recording
 from lanemq.broker.recovery import recovered_groups
 from lanemq.broker.storage.disk_thread import DiskThread
 from lanemq.client import identity as identities
-from lanemq.client.coordination import EVERY_GROUP, CoordinatorEntry, read_entry
+from lanemq.client.coordination import EVERY_GROUP, epochs_below, read_entry
 from lanemq.clock import Clock, SystemClock, machine_of, nanoseconds_of
-from lanemq.coordinator.cluster import CONSUME_ENABLE, ClusterLink, Presence, cluster_name, masters_in, settings_of
+from lanemq.coordinator.cluster import CONSUME_ENABLE, ClusterLink, cluster_name, masters_in, settings_of
 from lanemq.coordinator.comparison import ComparisonHandler
 from lanemq.coordinator.config import CoordinatorOptions
 from lanemq.coordinator.moves import MoveHandler
-from lanemq.coordinator.pauses import PauseGate
 from lanemq.coordinator.queues import ClusterQueues, RemoteLog
 from lanemq.coordinator.watch import CONFIRMED_QUEUES, ClusterWatch, refuse_other
 from lanemq.core.brokering.cluster.confirmed_queues import ConfirmedQueues
@@ -69,10 +68,6 @@ log = logging.getLogger(__name__)
 STATE_FILE = "state.db"
 _CLUSTER = "cluster"
 """Name of a value in the state database."""
-_RUN = "run"
-"""Name of the number of starts."""
-TAKE_OVER_SECONDS = 15.0
-"""How long a coordinator that cannot be reached from here may still answer members: three looks at its entry."""
 FILES = 16
 """Descriptors that a coordinator uses beside its connections."""
 NOT_HERE = (
@@ -132,7 +127,7 @@ class Coordinator:
             state = self._new_state(folder / STATE_FILE)
             undo.callback(state.close)
             identity = _identity(state, cluster_name(info), self._clock, is_new=is_new)
-            run, wait = await self._check_cluster(state, identity, info, link)
+            await self._check_cluster(state, identity, info, link)
             thread = self._new_thread()
             undo.callback(thread.stop)
             recording = self._open_history(identity.name)
@@ -140,13 +135,11 @@ class Coordinator:
             listener = self._new_listener()
             undo.callback(listener.close)
             self.address = self.options.advertised(listener.address.port)
-            self._running = self._assemble(identity, run, state, thread, recording, link)
+            self._running = self._assemble(identity, state, thread, recording, link)
+            self._running.server.accept_from(listener)
             if self._replace:
                 await self._running.watch.take_over()
-            if await self._running.watch.register() < len(link.servers):
-                raise UsageError("a name server did not take the entry of this coordinator: start it again")
-            await asyncio.sleep(wait)
-            self._running.server.accept_from(listener)
+            await self._running.watch.register()
             self._opened = undo.pop_all()
         self._health.running(self.running.figures, lambda: self.running.housekeeping.last_tick)
         log.info("coordinates %s on %s, data in %s", identity.cluster, self.address, folder)
@@ -157,9 +150,9 @@ class Coordinator:
         if self._health is not None:
             self._health.stopping()
         running.parts.stopping = True
-        for task in (running.watching, running.ticking, running.looking):
+        for task in (running.watching, running.ticking):
             task.cancel()
-        await asyncio.gather(running.watching, running.ticking, running.looking, return_exceptions=True)
+        await asyncio.gather(running.watching, running.ticking, return_exceptions=True)
         running.server.stop_accepting()
         await running.server.close()
         await running.parts.row_thread.call(_nothing)
@@ -181,33 +174,24 @@ class Coordinator:
 
     # the cluster
 
-    async def _check_cluster(
-        self, state: State, identity: Identity, info: ClusterInfo, link: ClusterLink
-    ) -> tuple[int, float]:
-        """Refuse the folder of another cluster, and a second coordinator of this one.
-
-        Returns the number of this start, and for how many seconds another one may still answer.
-        """
+    async def _check_cluster(self, state: State, identity: Identity, info: ClusterInfo, link: ClusterLink) -> None:
+        """Refuse the folder of another cluster, and a second coordinator of this one."""
         folder, here = self.options.data, cluster_name(info)
         if identity.cluster != here:
             raise UsageError(
                 f"{folder} belongs to the cluster {identity.cluster}, and the name servers have {here}: start it with "
                 f"the name servers of that cluster, or with another folder"
             )
-        texts = await self._entries(link)
-        entries = [read_entry(text) for text in texts if text]
-        run = 1 + max([int(state.get(_RUN) or 0), *(entry.run for entry in entries)])
-        wait = 0.0
+        entries = await self._entries(link)
         if not self._replace:
-            for text in texts:
-                refuse_other(identity.name, text, run, self.options.listen)
-            wait = await self._refuse_copy(entries, link)
-        if not entries:
+            for entry in entries:
+                refuse_other(identity.name, entry)
+            await self._refuse_copy(entries, link)
+        else:
+            # Above those of the coordinator that is replaced, also if this machine's clock is behind.
+            state.put(EPOCH_FLOOR, str(max(state.epoch_floor(), *map(epochs_below, entries))))
+        if not any(entries):
             await self._check_groups(state, info, link)
-        # Above the epochs of a coordinator that is replaced, and of what ran after this folder was copied or saved.
-        state.put(EPOCH_FLOOR, str(max([state.epoch_floor(), *(entry.epochs_below for entry in entries)])))
-        state.put(_RUN, str(run))
-        return run, wait
 
     async def _entries(self, link: ClusterLink) -> list[str]:
         """The entry of a coordinator at each name server; empty if it has none. All of them must answer at a start."""
@@ -222,26 +206,15 @@ class Coordinator:
                 ) from error
         return entries
 
-    async def _refuse_copy(self, entries: list[CoordinatorEntry], link: ClusterLink) -> float:
-        """Refuse a copy of the folder of a coordinator that runs: both have the same id.
-
-        Returns how long to wait for one that is silent: it ends when it sees the entry of this one.
-        """
-        here, wait = self.options.advertised(self.options.listen.port), 0.0
-        for address in {entry.address for entry in entries} - {here}:
-            presence = await link.presence(address)
-            if presence is Presence.ANSWERS:
+    async def _refuse_copy(self, entries: list[str], link: ClusterLink) -> None:
+        """Refuse a copy of the folder of a coordinator that runs: both have the same id."""
+        here = self.options.advertised(self.options.listen.port)
+        for address in {read_entry(entry)[1] for entry in entries if entry} - {here}:
+            if await link.answers(address):
                 raise UsageError(
                     f"the coordinator of this cluster runs at {address} already, with another data folder: stop it "
                     f"first, and continue with the newer folder"
                 )
-            if presence is Presence.SILENT:
-                wait = TAKE_OVER_SECONDS
-                log.warning(
-                    "the coordinator at %s may be frozen, or cannot be reached from here: this one takes its place "
-                    "in %.0f s", address, wait,
-                )  # fmt: skip
-        return wait
 
     async def _check_groups(self, state: State, info: ClusterInfo, link: ClusterLink) -> None:
         """The name servers know no coordinator: they have lost their settings, or this is another cluster."""
@@ -297,7 +270,7 @@ class Coordinator:
     # wiring
 
     def _assemble(
-        self, identity: Identity, run: int, state: State, thread: DiskThread, recording: Recording, link: ClusterLink
+        self, identity: Identity, state: State, thread: DiskThread, recording: Recording, link: ClusterLink
     ) -> "CoordinatorParts":
         clock, loop, options = self._clock, asyncio.get_running_loop(), self.options
         confirmed = ConfirmedQueues(msgspec.json.decode(state.get(CONFIRMED_QUEUES) or "[]", type=list[MessageQueue]))
@@ -330,7 +303,7 @@ class Coordinator:
             tls=None if options.tls is None else TlsDetector(options.tls, clock),
         )
         parts.admit = _Admission(parts)
-        watch = ClusterWatch(identity.name, run, self.address, link, parts, queues)
+        watch = ClusterWatch(identity.name, self.address, link, parts, queues)
         groups = GroupHandler(parts, answers := LongAnswers(slices, clock))
         handlers = (
             groups,
@@ -352,8 +325,7 @@ class Coordinator:
         )
         users = options.users
         guard = None if users is None else Guard(users, dispatch, _no_topic, clock, counters.refusals, audit.refused)
-        gate = PauseGate(clock, guard or dispatch, watch.confirm_place)
-        server = self._new_server(Connections(parts, gate, groups), parts)
+        server = self._new_server(Connections(parts, guard or dispatch, groups), parts)
         housekeeping = GroupHousekeeping(parts, server)
         return CoordinatorParts(
             parts,
@@ -365,7 +337,6 @@ class Coordinator:
             _nothing if guard is None else guard.reload,
             asyncio.create_task(watch.run(), name="lanemq-cluster-watch"),
             asyncio.create_task(housekeeping.run(), name="lanemq-housekeeping"),
-            asyncio.create_task(gate.run(), name="lanemq-pauses"),
         )
 
 
@@ -382,7 +353,6 @@ class CoordinatorParts:
     reload_users: Callable[[], None]
     watching: asyncio.Task[None]
     ticking: asyncio.Task[None]
-    looking: asyncio.Task[None]
 
 
 class _Admission:

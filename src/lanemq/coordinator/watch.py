@@ -52,11 +52,10 @@ class ClusterWatch:
     """The loop that keeps `ClusterQueues` true, and the cluster as coordinated groups need it."""
 
     def __init__(
-        self, name: str, run: int, address: Address, link: ClusterLink, parts: GroupContext, queues: ClusterQueues
+        self, name: str, address: Address, link: ClusterLink, parts: GroupContext, queues: ClusterQueues
     ) -> None:
-        """`name` is the id of this coordinator, `run` the number of its start, `address` where members reach it."""
+        """`name` is the id of this coordinator, `address` where members reach it."""
         self._name = name
-        self._run = run
         self.address = address
         self._link = link
         self._parts = parts
@@ -149,29 +148,22 @@ class ClusterWatch:
     # name servers
 
     def _entry(self) -> str:
-        return entry_text(self._name, self.address, self._parts.locks.highest_epoch, self._run)
+        return entry_text(self._name, self.address, self._parts.locks.highest_epoch)
 
     async def take_over(self) -> None:
         """Replace the entry of a coordinator whose folder is lost. If that one still runs, it ends."""
         await self._link.put(EVERY_GROUP, self._entry(), self._link.servers)
 
-    async def register(self) -> int:
-        """Enter this coordinator and its groups where they are missing; raises if another one is entered.
+    async def register(self) -> None:
+        """Enter this coordinator and its groups where they are missing; raises if another one is entered."""
+        await asyncio.gather(*map(self._register_at, self._link.servers))
 
-        Returns how many name servers have its entries now.
-        """
-        return sum(await asyncio.gather(*map(self._register_at, self._link.servers)))
-
-    async def confirm_place(self) -> bool:
-        """Whether a name server says that this is still the coordinator; raises if it is another one."""
-        return await self.register() > 0
-
-    async def _register_at(self, server: Address) -> bool:
+    async def _register_at(self, server: Address) -> None:
         wanted = dict.fromkeys(self._parts.groups, str(self.address))
         wanted[EVERY_GROUP] = self._entry()  # the last: where it is, all others are
         try:
             settings = await self._link.settings(server)
-            refuse_other(self._name, settings.get(EVERY_GROUP, ""), self._run, self.address)
+            refuse_other(self._name, settings.get(EVERY_GROUP, ""))
             for key, value in wanted.items():
                 served = key == EVERY_GROUP or key in self._parts.groups  # it may have left in between
                 if served and settings.get(key) != value:
@@ -180,8 +172,6 @@ class ClusterWatch:
             raise
         except LaneError as error:
             self._warnings.failed(str(server), f"name server {server} has no current entries", error)
-            return False
-        return True
 
     # brokers
 
@@ -266,19 +256,11 @@ class ClusterWatch:
         return True
 
 
-def refuse_other(name: str, text: str, run: int, here: Address) -> None:
-    """Raise if a name server has the entry of another coordinator than this one, or of a later start of its folder."""
-    if not text:
-        return
-    entry = read_entry(text)
-    if entry.name != name:
+def refuse_other(name: str, entry: str) -> None:
+    """Raise if a name server has the entry of another coordinator than this one."""
+    if entry and read_entry(entry)[0] != name:
+        other, address = read_entry(entry)
         raise OtherCoordinator(
-            f"the cluster has the coordinator {entry.name} at {entry.address}, and a cluster has one: this one was "
-            f"started with another data folder. Start it with the folder of that one, or, if that is lost for good, "
-            f"with --replace"
-        )
-    if entry.run > run or (entry.run == run and entry.address != here):
-        raise OtherCoordinator(
-            f"a copy of this data folder was started later, at {entry.address}, and a cluster has one coordinator: "
-            f"continue with the folder there, or stop that one before this one is started again"
+            f"the cluster has the coordinator {other} at {address}, and a cluster has one: this one was started with "
+            f"another data folder. Start it with the folder of that one, or, if that is lost for good, with --replace"
         )
