@@ -45,11 +45,13 @@ class _Other(NamedTuple):
 class ComparisonHandler:
     """Requests 4211 and 4212."""
 
-    def __init__(self, parts: GroupContext, link: ClusterLink, queues: ClusterQueues) -> None:
+    def __init__(
+        self, parts: GroupContext, link: ClusterLink, queues: ClusterQueues, answers: BackgroundAnswers
+    ) -> None:
         self._parts = parts
         self._link = link
         self._queues = queues
-        self._answers = BackgroundAnswers()
+        self._answers = answers
 
     def table(self) -> dict[int, Handler]:
         return {RequestCode.LANE_SEEN: self._seen, RequestCode.LANE_COMPARE: self._compare}
