@@ -39,7 +39,7 @@ class Front:
         self.address = options.listen
         self.service: FrontService
         self._tidying: asyncio.Task[None] | None = None
-        self._monitor: Monitor | None = None
+        self.monitor: Monitor | None = None
 
     async def start(self) -> None:
         """Serves when it returns. Raises `OSError` if it cannot listen."""
@@ -57,7 +57,7 @@ class Front:
         self.address = await self._transport.start(options.listen, options.tls)
         self._tidying = asyncio.create_task(self.service.run())
         if options.monitor is not None:
-            self._monitor = Monitor(options.monitor, FrontHealth(self.service))
+            self.monitor = Monitor(options.monitor, FrontHealth(self.service))
 
     def reload(self) -> None:
         """Reads the users again; a file with a mistake is reported, and changes nothing."""
@@ -74,5 +74,5 @@ class Front:
             self._tidying.cancel()
         await self._producer.close(CLOSE_SECONDS)
         self._routes.close()
-        if self._monitor is not None:
-            self._monitor.close()
+        if self.monitor is not None:
+            self.monitor.close()
