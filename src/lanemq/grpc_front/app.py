@@ -55,7 +55,7 @@ class Front:
         self.service = FrontService(options, self.access, self._routes, sender, secrets.token_hex(4), clock)
         self._transport = GrpcTransport(self.service, self.service.methods, max_body_bytes=options.max_body_bytes)
         self.address = await self._transport.start(options.listen, options.tls)
-        self._tidying = asyncio.create_task(self.service.run())
+        self._tidying = asyncio.create_task(self.service.consumers.run())
         if options.monitor is not None:
             self.monitor = Monitor(options.monitor, FrontHealth(self.service))
 
@@ -68,7 +68,7 @@ class Front:
 
     async def stop(self) -> None:
         """Hands the queues over, sends the clients to other fronts, and waits for messages that are being sent."""
-        await self.service.drain()
+        await self.service.consumers.drain()
         await self._transport.stop(END_SECONDS)
         if self._tidying is not None:
             self._tidying.cancel()
