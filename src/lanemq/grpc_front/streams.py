@@ -3,12 +3,14 @@
 import asyncio
 import secrets
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from lanemq.clock import Clock
 from lanemq.grpc_front.answers import OK, CallFailed, status_of
-from lanemq.grpc_front.clients import GrpcClient
+from lanemq.grpc_front.clients import ClientTable, GrpcClient
+from lanemq.grpc_front.consumers import Consumers
 from lanemq.grpc_front.delivery import wire_message
-from lanemq.grpc_front.handing import Receive
+from lanemq.grpc_front.handing import Handing, Receive
 from lanemq.grpc_front.port import CallHead, CallRefused
 from lanemq.model.errors import LaneError, RemoteProtocolError
 from lanemq.model.units import Millis
@@ -19,20 +21,33 @@ from lanemq.wire.grpc.messages import (
     Nonce,
     ReceiveMessageRequest,
     ReceiveMessageResponse,
+    Settings,
     Status,
     TelemetryCommand,
 )
 
-if TYPE_CHECKING:
-    from lanemq.grpc_front.service import FrontService
-
 _NOTHING = Status(Code.MESSAGE_NOT_FOUND, "no message at the moment")
+
+
+class Answering(Protocol):
+    """What an answer needs of the front's service."""
+
+    clients: ClientTable
+    handing: Handing
+    consumers: Consumers
+    clock: Clock
+
+    def caller(self, head: CallHead) -> GrpcClient: ...
+
+    async def receive(self, head: CallHead, client: GrpcClient, request: ReceiveMessageRequest) -> Receive: ...
+
+    async def settings_for(self, client: GrpcClient, settings: Settings) -> TelemetryCommand: ...
 
 
 class ReceiveAnswer:
     """The answer to one ReceiveMessage: its status, its messages, and the time of delivery."""
 
-    def __init__(self, service: "FrontService", head: CallHead, body: bytes) -> None:
+    def __init__(self, service: Answering, head: CallHead, body: bytes) -> None:
         self._service, self._head, self._body = service, head, body
         self._receive: Receive | None = None
         self._client: GrpcClient | None = None
@@ -71,7 +86,7 @@ class ReceiveAnswer:
 class TelemetryAnswer:
     """One telemetry call: settings in, settings out, for as long as the client keeps it open."""
 
-    def __init__(self, service: "FrontService", head: CallHead, messages: AsyncIterator[bytes]) -> None:
+    def __init__(self, service: Answering, head: CallHead, messages: AsyncIterator[bytes]) -> None:
         self._service, self._head, self._messages = service, head, messages
         self._client: GrpcClient | None = None
         self._call = 0
