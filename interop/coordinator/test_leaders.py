@@ -25,8 +25,8 @@ TRIALS = int(os.environ.get("LANEMQ_TRIALS", "3"))
 SEED = int(os.environ.get("LANEMQ_CHAOS_SEED", "1"))
 BACKUP_SECONDS = 2.0
 TERM_SECONDS = 2.7
-"""The age of a commit that a fail-over may undo: a database that is silent takes none, and the leader steps down after a
-term of 2 s. Offsets are written every 0.2 s."""
+"""The age of a commit that a fail-over may undo. A silent database takes none, and the leader steps down after its term
+of 2 s; offsets are written every 0.2 s."""
 LOST_SECONDS = 30
 """The age of a commit that a store without the last commits may undo, in these rounds."""
 pytestmark = [
