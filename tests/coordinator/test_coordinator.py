@@ -1,5 +1,7 @@
 """A coordinated group: who is refused, what survives, and how it moves in and out."""
 
+import contextlib
+import sqlite3
 import time
 from pathlib import Path
 
@@ -17,8 +19,8 @@ from lanemq.coordinator.entries import OtherCoordinator
 from lanemq.coordinator.queues import ClusterQueues
 from lanemq.coordinator.store import STATE_FILE
 from lanemq.coordinator.watch import CONFIRMED_QUEUES
-from lanemq.log.state.database import State
-from lanemq.model.errors import BrokerBusy, UsageError
+from lanemq.log.state.database import VERSION, State
+from lanemq.model.errors import BrokerBusy, StorageError, UsageError
 from lanemq.testing.embedded import EmbeddedBroker
 from lanemq.wire.codes import RequestCode, ResponseCode
 
@@ -355,6 +357,20 @@ def test_the_folder_of_a_broker_or_of_another_cluster_is_refused(
     monkeypatch.setattr("lanemq.coordinator.loading.cluster_name", lambda _: "elsewhere")
     with pytest.raises(UsageError, match="belongs to the cluster LaneMQ, and the name servers have elsewhere"):
         start()
+
+
+def test_the_folder_of_another_version_is_refused_and_stays_as_it_is(start: Start) -> None:
+    running = start()
+    running.stop()
+    file = running.options.data / STATE_FILE
+    with contextlib.closing(sqlite3.connect(file)) as database:
+        database.execute(f"PRAGMA user_version = {VERSION + 1}")
+    before = file.read_bytes()
+    with pytest.raises(
+        StorageError, match=r"written by a newer version. Start that version again; nothing was changed"
+    ):
+        start()
+    assert file.read_bytes() == before
 
 
 def test_an_entry_that_a_name_server_lost_is_entered_again(
