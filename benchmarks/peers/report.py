@@ -37,18 +37,22 @@ WAYS = {
     "ten groups": "ten groups read one topic",
     "slow handler": "5 ms handler, 1,000 keys, one queue",
     "cold reader": "end to end at 1,000/s beside a reader of old messages",
-    "grpc send": "RocketMQ's Go client, one send at a time in each of 16 threads",
-    "grpc send per core": "the same: messages per second of the front's or proxy's CPU time",
-    "grpc consume": "RocketMQ's Go client as push consumer, 100 message groups",
-    "grpc consume per core": "the same: messages per second of the front's or proxy's CPU time",
-    "grpc slow group": "longest wait of 99 message groups beside one that needs 1 s a message, at 100/s",
-    "grpc killed consumer": "the message of a killed gRPC consumer is at another",
-    "grpc lost answer": "a message whose answer was lost comes again",
     "take-over kill": "take-over after kill -9",
     "take-over freeze": "take-over from a frozen member",
     "start-up": "start-up of the server",
     "idle memory": "idle memory of the server",
     "disk": "bytes on disk per message",
+}
+
+
+GRPC_WAYS = {
+    "grpc send": "one send at a time in each of 16 threads",
+    "grpc send per core": "the same, by the CPU time of front or proxy",
+    "grpc consume": "push consumer, 100 message groups",
+    "grpc consume per core": "the same, by the CPU time of front or proxy",
+    "grpc slow group": "one group needs 1 s for each message: longest wait of the 99 others, at 100/s",
+    "grpc killed consumer": "the message of a killed consumer is at another one after",
+    "grpc lost answer": "a message whose answer was lost is there again after",
 }
 
 
@@ -80,6 +84,7 @@ def section(measured: dict[Case, Figure], records: list[dict[str, Any]], images:
     parts = ["## Beside other systems", "", *_about(measured, records, names), ""]
     parts += [*_table(measured, wrong, names), "", *_cpu_table(measured, names), ""]
     parts += growth_table(measured, names)
+    parts += grpc_table(measured, wrong)
     parts += ["### Against its goals", "", *table(judged(measured, wrong)), ""]
     parts += ["### Where LaneMQ is behind", "", *(behind(measured) or ["Nowhere in this run."]), ""]
     if troubled := _troubled(wrong, records):
@@ -91,7 +96,7 @@ def section(measured: dict[Case, Figure], records: list[dict[str, Any]], images:
 def title(case: Case) -> str:
     """The path in words, with what distinguishes it."""
     path, comma, number = case.path.partition(", ")
-    name = WAYS.get(path, path.replace("latency ", "end to end at ").replace("000/s", ",000/s"))
+    name = {**WAYS, **GRPC_WAYS}.get(path, path.replace("latency ", "end to end at ").replace("000/s", ",000/s"))
     if path.startswith(("latency", "cold")):
         name += ", p50 / p99"
     if comma:
@@ -224,14 +229,41 @@ def _grows(case: Case) -> bool:
     return case.path.endswith(GROWTH)
 
 
+def _is_grpc(case: Case) -> bool:
+    return case.path in GRPC_WAYS
+
+
+def grpc_table(measured: dict[Case, Figure], wrong: Mapping[Case, str]) -> list[str]:
+    """LaneMQ's front and Apache's proxy, which no other contender is compared with."""
+    names = sorted({case.contender for case in (*measured, *wrong) if _is_grpc(case)}, reverse=True)
+    if not names:
+        return []
+    lines = ["### RocketMQ's gRPC clients", "", "The official Go client at both, 200 B, relaxed.", ""]
+    lines += [f"| path | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
+    for path, name in GRPC_WAYS.items():
+        cells = [_grpc_cell(path, contender, measured, wrong) for contender in names]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return [*lines, ""]
+
+
+def _grpc_cell(path: str, contender: str, measured: dict[Case, Figure], wrong: Mapping[Case, str]) -> str:
+    for case, figure in measured.items():
+        if (case.path, case.contender) == (path, contender):
+            used = figure.more.get("server_cpu_us")
+            return shown(figure) + (f", {used:,.0f} µs with the broker" if used is not None else "")
+    return next((text for case, text in wrong.items() if (case.path, case.contender) == (path, contender)), "–")
+
+
 def _rows(cases: Iterable[Case]) -> list[Case]:
     """The rows of the table: each case that at least one contender was measured in."""
-    return sorted({case._replace(contender="") for case in cases if not _grows(case)}, key=_place)
+    return sorted(
+        {case._replace(contender="") for case in cases if not _grows(case) and not _is_grpc(case)}, key=_place
+    )
 
 
 def _place(case: Case) -> tuple[int, bool, int, str]:
     order = [*(way for way in WAYS if not way.startswith(("take", "start", "idle", "disk"))), "latency"]
-    order += [way for way in WAYS if way.startswith(("take", "start", "idle", "disk"))]
+    order += [*(way for way in WAYS if way.startswith(("take", "start", "idle", "disk"))), *GRPC_WAYS]
     path = "latency" if case.path.startswith("latency") else case.path.partition(", ")[0]
     return order.index(path), case.mode == "durable", case.bytes, case.path
 
