@@ -250,7 +250,8 @@ def _grpc_cell(path: str, contender: str, measured: dict[Case, Figure], wrong: M
     for case, figure in measured.items():
         if (case.path, case.contender) == (path, contender):
             used = figure.more.get("server_cpu_us")
-            return shown(figure) + (f", {used:,.0f} µs with the broker" if used is not None else "")
+            is_rate = figure.unit == "msg/s" and used is not None
+            return shown(figure) + (f", {used:,.0f} µs with the broker" if is_rate else "")
     return next((text for case, text in wrong.items() if (case.path, case.contender) == (path, contender)), "–")
 
 
