@@ -187,7 +187,9 @@ def slow_group(side: Side, record: _Recorder, scale: Scale) -> None:
     time.sleep(3)
     side.client("load", topic, count=GROUPS * each, groups=GROUPS, rate=100)
     line = side.timed(consumer, "handled", scale.patience + 30)
-    verdict = "pass" if line["handled"] == (GROUPS - 1) * each else f"{line['handled']} of {(GROUPS - 1) * each} handled"
+    verdict = (
+        "pass" if line["handled"] == (GROUPS - 1) * each else f"{line['handled']} of {(GROUPS - 1) * each} handled"
+    )
     record.value(
         "grpc slow group", round(line.get("most", 0) / 1000, 3), "s", p50=round(line.get("p50", 0), 1), verdict=verdict
     )
