@@ -189,7 +189,7 @@ class AsyncProducer(ProducerBase[Connection]):
         """Waits until everything accepted so far is stored or has failed; not for later messages."""
         self._check_child()
         self._check_loop()
-        mark = self._send_all()
+        mark = self._mark()
         await self._wait_until(lambda: mark.settled)
 
     async def resume(self, topic: str, *, key: Key | None = None, queue: int | MessageQueue | None = None) -> None:

@@ -42,10 +42,6 @@ from lanemq.wire.properties import (
     find_property,
 )
 
-MAX_BATCH_BYTES = 1024 * 1024
-"""Bytes of a batch. Less: more requests. More: Apache brokers refuse batches over 4 MiB, and a batch that is sent again
-costs more."""
-
 COMPRESS_ABOVE = 4096
 """Bytes from which a single body is compressed with zlib (RocketMQ's DefaultMQProducer). Batches are not."""
 

@@ -209,7 +209,7 @@ class Producer(ProducerBase[ProducerLink]):
         """Waits until everything accepted so far is stored or has failed; not for later messages."""
         self._check_may_wait("flush")
         self._check_child()
-        mark = self._send_all()
+        mark = self._mark()
         self._changed.wait_until(lambda: mark.settled)
 
     def resume(self, topic: str, *, key: Key | None = None, queue: int | MessageQueue | None = None) -> None:
@@ -273,7 +273,7 @@ class Producer(ProducerBase[ProducerLink]):
         self._changed.ring()
 
     def _end(self) -> None:
-        mark = self._send_all()
+        mark = self._mark()
         while not mark.settled and (left := (by := self._close_by) - _REAL_CLOCK.now()) > 0:
             self._changed.wait_until(partial(self._ends_now, mark, by), left / 1000)
         self._closed = True
@@ -545,7 +545,7 @@ class Producer(ProducerBase[ProducerLink]):
         try:
             server = address = self._routes.get(topic, provisional=True).master(broker)
             lost, options = partial(self._lost, broker), self._options
-            stall = min(options.request_timeout, options.timeout, options.delivery_timeout)
+            stall = min(self._sending.answer_timeout / 1000, options.timeout, options.delivery_timeout)
             link = ProducerLink(
                 address, on_replies=self._replied, on_lost=lost, write_timeout=stall, security=self._security
             )
