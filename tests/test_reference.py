@@ -16,7 +16,9 @@ from tests.documents import ROOT
 from lanemq.broker.body_limits import _LIMITS, SMALL_BODY
 from lanemq.broker.monitor.catalogue import CATALOGUE
 from lanemq.cli.main import main
+from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.metrics import CONSUMER_CATALOGUE, PRODUCER_CATALOGUE
+from lanemq.client.producer.options import ProducerOptions
 from lanemq.core.brokering import dedup
 from lanemq.core.brokering.quotas import Quota
 from lanemq.core.consuming.flow_control import FlowLimits
@@ -67,6 +69,23 @@ def test_the_page_of_options_has_every_option_of_a_broker_as_its_help_says() -> 
         assert shown == broker_rows(hidden=hidden)
 
 
+def set_by_somebody() -> dict[str, str]:
+    """By option: the page, under docs, on which somebody sets it."""
+    text = section(OPTIONS, "Who sets which option")
+    rows = re.findall(r"^\| (`.*?) \| .* \| \[.*?\]\(\.\./([\w/-]+\.md)", text, re.MULTILINE)
+    return {name: page for names, page in rows for name in re.findall(r"`([\w-]+)`", names)}
+
+
+def test_every_option_is_set_by_somebody_in_a_guide() -> None:
+    found = set_by_somebody()
+    declared = {each.name for each in (*fields(ConsumerOptions), *fields(ProducerOptions))}
+    hidden = {re.split(r"[` ]", row)[2].removeprefix("--") for row in broker_rows(hidden=True)[2:]}
+    assert found.keys() == declared - {"servers", "group", "clock"} | hidden
+    for name, page in found.items():
+        text = (ROOT / "docs" / page).read_text("utf-8")
+        assert re.search(rf"\b{name}\b", text), f"{page} does not name {name}"
+
+
 def test_the_help_of_the_broker_fits_on_one_screen() -> None:
     result = CliRunner().invoke(main, ["broker", "--help"], terminal_width=80)
     assert len(result.output.splitlines()) <= 40
@@ -78,7 +97,7 @@ def test_the_other_tables_name_only_options_that_a_broker_has() -> None:
     parts = [*(section(OPTIONS, title) for title in titles), LIMITS]
     named = {name for text in parts for row in re.findall(r"^\| (`--.*?) \|", text, re.MULTILINE)
              for name in re.findall(r"--[\w-]+", row)}  # fmt: skip
-    assert len(named) > 4
+    assert len(named) == 4
     assert named - known == set()
 
 

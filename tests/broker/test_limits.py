@@ -456,7 +456,6 @@ def test_connections_follow_the_number_of_log_files_and_the_limit_of_the_process
     assert connections_of(running) == before - 5
     shown = running.broker.running.parts.options.shown(running.broker.running.parts.in_force)
     assert shown["max_connections"][0] == str(before - 5)
-    assert shown["max_connections_per_address"][0] == str((before - 5) // 2)
     assert f"at most {before - 5} connections instead of 10000" in caplog.text
     may_open(monkeypatch, 100_000)
     running.advance(1_000)

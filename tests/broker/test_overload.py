@@ -8,6 +8,7 @@ from tests.broker.raw_client import RawClient, pull_ext, send_ext
 from tests.broker.running import Gate, RunningBroker
 
 from lanemq.broker.connections import Connections
+from lanemq.broker.storage import group_commit
 from lanemq.core.brokering.refusals import RefusalReason
 from lanemq.net import peer, server
 from lanemq.net.outbox import Outbox
@@ -17,8 +18,14 @@ from lanemq.wire.codes import RequestCode, ResponseCode
 MIB = 1024 * 1024
 
 
+@pytest.fixture
+def _little_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_commit, "MAX_PENDING_BYTES", MIB)
+
+
+@pytest.mark.usefixtures("_little_may_wait")
 def test_sends_are_answered_busy_above_the_limit_and_accepted_again_below(start: Start) -> None:
-    running = start(max_pending_bytes=MIB)
+    running = start()
     raw = running.connect()
     raw.create("T")
     gate = Gate(running)
@@ -34,8 +41,9 @@ def test_sends_are_answered_busy_above_the_limit_and_accepted_again_below(start:
     assert running.call(lambda: running.broker.running.parts.group_commit.pending_bytes) == 0
 
 
+@pytest.mark.usefixtures("_little_may_wait")
 def test_repeats_that_wait_for_the_disk_are_bounded_too(start: Start) -> None:
-    running = start(max_pending_bytes=MIB)
+    running = start()
     raw = running.connect()
     raw.create("T")
     gate = Gate(running)
@@ -47,8 +55,9 @@ def test_repeats_that_wait_for_the_disk_are_bounded_too(start: Start) -> None:
     assert raw.bounds("T") == (0, 1)
 
 
+@pytest.mark.usefixtures("_little_may_wait")
 def test_a_send_answered_busy_leaves_no_stamp(start: Start) -> None:
-    running = start(max_pending_bytes=MIB)
+    running = start()
     raw = running.connect()
     raw.create("T")
     gate = Gate(running)

@@ -23,6 +23,7 @@ from tests.log.conftest import memory_folder
 
 from lanemq.broker import body_limits
 from lanemq.broker.handlers import pull
+from lanemq.broker.storage import checkpoints
 from lanemq.core.brokering.members.group import ConnectionId, GroupHeartbeat, GroupSubscription
 from lanemq.core.lane_status import Failure
 from lanemq.model.units import Millis
@@ -44,7 +45,9 @@ def full() -> Iterator[FullBroker]:
     """Logs as `lanemq broker` does, and leaves what exists by now out of collections of garbage, as it does too."""
     folder, log, lines = memory_folder(), logging.getLogger("lanemq"), logging.StreamHandler(io.StringIO())
     before = log.level
-    running = RunningBroker(folder, checkpoint_every=0.2)
+    patch = pytest.MonkeyPatch()
+    patch.setattr(checkpoints, "INDEXES_EVERY_MS", 200)
+    running = RunningBroker(folder)
     made = FullBroker(running)
     lines.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     log.addHandler(lines)
@@ -56,6 +59,7 @@ def full() -> Iterator[FullBroker]:
     log.removeHandler(lines)
     log.setLevel(before)
     running.stop()
+    patch.undo()
     shutil.rmtree(folder)
 
 

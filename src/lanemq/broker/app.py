@@ -219,7 +219,6 @@ class Broker:
         connections = Connections(parts, handle, groups, store_sends=store_sends, on_closed=pull.disconnected)
         server = self._new_server(parts, connections)
         checkpoints = Checkpoints(
-            self.options,
             self._clock,
             store=store,
             row_thread=threads.rows,
@@ -257,7 +256,6 @@ class Broker:
             threads.log,
             clock,
             pack_host(*advertised),
-            options.max_pending_bytes,
             rows=topic_rows,
             refusals=counters.refusals,
             outbox=outbox,
@@ -350,9 +348,7 @@ class Broker:
 
     def _connection_limits(self, reserve: DescriptorReserve) -> ConnectionLimits:
         """The limits of the options, lowered if the process may not open that many files beside those of the log."""
-        options, total = self.options, reserve.connections()
-        per_address = options.max_connections_per_address
-        return ConnectionLimits(total, per_address, options.first_request_timeout, signed=options.users is not None)
+        return ConnectionLimits(reserve.connections(), signed=self.options.users is not None)
 
     def _new_guard(self, dispatch: Dispatch, parts: BrokerContext, audit: Audit) -> Guard:
         users = self.options.users

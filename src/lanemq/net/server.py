@@ -75,8 +75,8 @@ class ConnectionLimits:
         return self.per_address or max(16, self.total // 2)
 
     def in_force(self) -> dict[str, object]:
-        """The values of the broker's options of these names."""
-        return {"max_connections": self.total, "max_connections_per_address": self.of_one_address}
+        """The value of the broker's option of this name."""
+        return {"max_connections": self.total}
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from tests.broker.conftest import Start
 from tests.broker.raw_client import RawClient, bodies
 from tests.broker.running import Gate, ManualClock, RunningBroker
 
+from lanemq.broker.storage import group_commit
 from lanemq.core.brokering.delay import DueTimes, delay_of
 from lanemq.log.reading import ReadResult
 from lanemq.wire.bodies import ConsumerData, HeartbeatData, SubscriptionData
@@ -148,9 +149,10 @@ def test_more_than_one_batch_of_a_level_is_delivered_in_order(clocked: RunningBr
     assert bodies(raw.read("T")) == [b"%d" % n for n in range(700)]
 
 
-def test_busy_broker_delivers_a_delayed_message_once(start: Start) -> None:
+def test_busy_broker_delivers_a_delayed_message_once(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """The messages that fitted must not be delivered again with those that did not."""
-    running = start(clock=ManualClock(), max_pending_bytes=1024 * 1024)
+    monkeypatch.setattr(group_commit, "MAX_PENDING_BYTES", 1024 * 1024)
+    running = start(clock=ManualClock())
     raw = running.connect()
     for n in range(8):
         assert raw.send("T", bytes([n]) * 300_000, properties={"DELAY": "1"}).code == 0

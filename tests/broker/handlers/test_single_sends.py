@@ -25,7 +25,7 @@ from lanemq.broker.app import Broker
 from lanemq.broker.config import BrokerOptions
 from lanemq.broker.connections import Connections
 from lanemq.broker.context import BrokerContext
-from lanemq.broker.storage.group_commit import Done
+from lanemq.broker.storage.group_commit import MAX_PENDING_BYTES, Done
 from lanemq.core.brokering.topic_table import Permission
 from lanemq.log.queue_index import QueueIndex
 from lanemq.log.store import Store
@@ -339,7 +339,7 @@ def test_a_send_that_is_refused_is_counted_once(pair: Pair) -> None:
     pair.check()
     for broker in pair.both:
         pair.on_loop(broker.parts.group_commit.resume)
-        broker.parts.group_commit.pending_bytes = broker.options.max_pending_bytes
+        broker.parts.group_commit.pending_bytes = MAX_PENDING_BYTES
     pair.send(more=stamped(3))
     assert "too much waits" in str(pair.replies()[-1].remark)
     pair.check()

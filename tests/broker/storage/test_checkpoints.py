@@ -15,7 +15,7 @@ from tests.broker.conftest import Start
 from tests.broker.raw_client import bodies
 from tests.broker.running import ManualClock, RunningBroker
 
-from lanemq.broker.storage.checkpoints import KEY_INDEX_STEP_BYTES, MAX_POSTPONED_TICKS, Checkpoints
+from lanemq.broker.storage.checkpoints import INDEXES_EVERY_MS, KEY_INDEX_STEP_BYTES, MAX_POSTPONED_TICKS, Checkpoints
 from lanemq.core.brokering.dedup import ProducerTable
 from lanemq.core.brokering.delay import DelayQueueCursors
 from lanemq.model.errors import StorageError
@@ -33,12 +33,10 @@ class GrowingLog:
         self.keys_indexed = False
         self.group_commit: Any = SimpleNamespace(pending_bytes=0)
         clock: Any = SimpleNamespace(now=lambda: Millis(0))
-        never: Any = SimpleNamespace(checkpoint_every=1e9)
         store_and_thread: Any = self
         unused: Any = {"topic_keeper": None, "producers": None, "slices": None}
         nothing: Any = {"delays": DelayQueueCursors()}
         self._checkpoints = Checkpoints(
-            never,
             clock,
             store=store_and_thread,
             row_thread=store_and_thread,
@@ -106,7 +104,6 @@ class RelaxedBroker:
             log_end=100, keys_indexed=True, appender=sync, checkpoints=written, options=SimpleNamespace(durable=False)
         )
         thread: Any = SimpleNamespace(submit=lambda job, done: self.jobs.append((job, done)))
-        options: Any = SimpleNamespace(checkpoint_every=1)
         clock: Any = SimpleNamespace(now=lambda: Millis(0))
         group_commit: Any = SimpleNamespace(
             pending_bytes=0,
@@ -118,7 +115,6 @@ class RelaxedBroker:
         slices: Any = SimpleNamespace(begin=lambda steps: deque(steps, maxlen=0))
         nothing: Any = {"delays": DelayQueueCursors()}
         self.checkpoints = Checkpoints(
-            options,
             clock,
             store=store,
             row_thread=thread,
@@ -132,7 +128,7 @@ class RelaxedBroker:
 
     def tick(self) -> None:
         """One tick, and then the jobs that it gave to the threads."""
-        self.checkpoints.tick(Millis(2_000))
+        self.checkpoints.tick(Millis(2 * INDEXES_EVERY_MS))
         jobs, self.jobs = self.jobs, []
         for job, done in jobs:
             done(job(), None)
@@ -154,8 +150,11 @@ def test_control_a_checkpoint_that_does_not_ask_for_the_sync_comes_first(monkeyp
     assert broker.happened == ["checkpoint"]
 
 
-def test_a_broker_that_stops_while_index_entries_are_taken_finds_all_of_them_again(start: Start) -> None:
-    running = start(checkpoint_every=1e6)
+def test_a_broker_that_stops_while_index_entries_are_taken_finds_all_of_them_again(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lanemq.broker.storage.checkpoints.INDEXES_EVERY_MS", 2**50)
+    running = start()
     raw, checkpoints = running.connect(), running.broker.running.checkpoints
     for queue in range(3):
         raw.send("T", b"x", queue=queue)
