@@ -223,7 +223,6 @@ def total_size(messages: Iterable[PendingMessage]) -> int:
     return sum([message.size for message in messages])
 
 
-@compiled
 def batch_weights(messages: Iterable[PendingMessage], too_large: int) -> list[int]:
     """What each message takes of a batch. One that cannot share weighs more than a batch, so it travels alone."""
     return [too_large if message.alone else message.size for message in messages]
