@@ -121,6 +121,9 @@ class _LeaseTable(msgspec.Struct):
     leases: list[_Lease] = []
 
 
+_decode_leases = msgspec.json.Decoder(_LeaseTable).decode
+
+
 BROADCASTING_NOTE = (
     "The group is broadcasting: each member gets all messages and keeps its own offsets, so there is no lag and no "
     "owner."
@@ -649,7 +652,7 @@ class Admin(AdminClient):
             if reply.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                 silent.append(name)
                 continue
-            leases += map(_lease_view, msgspec.json.decode(checked(reply).body, type=_LeaseTable).leases)
+            leases += map(_lease_view, _decode_leases(checked(reply).body).leases)
         return tuple(sorted(leases, key=lambda each: (each.group, each.queue))), tuple(silent)
 
     def _query(self, topic: str, key: str, limit: int, since: int, until: int, *, by_unique_id: bool) -> list[Message]:
