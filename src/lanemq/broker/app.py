@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from lanemq.broker.charges import Charges
 from lanemq.broker.config import BrokerOptions
 from lanemq.broker.connections import Connections
 from lanemq.broker.context import BrokerContext, Counters
-from lanemq.broker.dispatch import Dispatch
+from lanemq.broker.dispatch import Dispatch, Handler
 from lanemq.broker.group_queues import OwnQueues
 from lanemq.broker.handlers.bounds import BoundsHandler
 from lanemq.broker.handlers.groups import GroupHandler
@@ -189,27 +189,8 @@ class Broker:
         parts = self._new_parts(store, threads, recording, tables)
         figures, answers = Figures(parts), LongAnswers(parts.slices, parts.clock)
         send, pull, groups = SendHandler(parts), PullHandler(parts), GroupHandler(parts, answers)
-        handlers = (
-            send,
-            pull,
-            LockHandler(parts, answers),
-            OffsetHandler(parts),
-            BoundsHandler(parts),
-            OwnerParkingHandler(parts),
-            OperatorParkingHandler(parts, answers),
-            groups,
-            RouteHandler(parts),
-            TopicHandler(parts, pull.topic_deleted, answers),
-            RetryHandler(parts, answers),
-            ReplyHandler(parts),
-            QueryHandler(parts),
-            ProgressHandler(parts, answers),
-            StatsHandler(parts, figures, answers),
-            ResetHandler(parts, pull.group_moved, answers),
-        )
-        audit = Audit(self._clock)
-        served = [handler.table() for handler in handlers]
-        refusals = parts.counters.refusals
+        served = [send.table(), pull.table(), groups.table(), *_other_tables(parts, answers, pull, figures)]
+        audit, refusals = Audit(self._clock), parts.counters.refusals
         dispatch = Dispatch(served, parts.notices.answered, refusals, ADMINISTRATIVE, audit.watched, self._clock)
         guard = None if self.options.users is None else self._new_guard(dispatch, parts, audit)
         if guard is not None:
@@ -218,17 +199,7 @@ class Broker:
         handle = dispatch if guard is None else guard
         connections = Connections(parts, handle, groups, store_sends=store_sends, on_closed=pull.disconnected)
         server = self._new_server(parts, connections)
-        checkpoints = Checkpoints(
-            self._clock,
-            store=store,
-            row_thread=threads.rows,
-            search_thread=threads.search,
-            group_commit=parts.group_commit,
-            topic_keeper=parts.topic_keeper,
-            producers=parts.producers,
-            delays=parts.delays,
-            slices=parts.slices,
-        )
+        checkpoints = _new_checkpoints(parts)
         housekeeping = Housekeeping(parts, pull, checkpoints, server, space_reserve)
         ticking = asyncio.create_task(housekeeping.run(), name="lanemq-housekeeping")
         return Running(
@@ -282,15 +253,7 @@ class Broker:
             queues=OwnQueues(options.name, tables.topics, topic_keeper),
             counters=counters,
             low_space=LowSpace(options.min_free_bytes),
-            charges=Charges(
-                clock,
-                counters.refusals,
-                GroupUse({*tables.groups, *tables.progress.table.groups(), *tables.locks.groups()}, now=clock.now()),
-                by_user=options.users is not None,
-                topics=tables.topics,
-                progress=tables.progress.table,
-                locks=tables.locks,
-            ),
+            charges=_new_charges(tables, counters, clock, by_user=options.users is not None),
             members=tables.members,
             groups=tables.groups,
             locks=tables.locks,
@@ -418,4 +381,54 @@ def _store_options(options: BrokerOptions) -> StoreOptions:
         retention_ms=max(1, to_millis(options.retention)),
         retention_bytes=log_limit(options.retention_bytes, options.segment_bytes, _disk_size(options.data)),
         recover=options.recover,
+    )
+
+
+def _other_tables(
+    parts: BrokerContext, answers: LongAnswers, pull: PullHandler, figures: Figures
+) -> list[Mapping[int, Handler]]:
+    """What the handlers serve that only the dispatcher knows."""
+    handlers = (
+        LockHandler(parts, answers),
+        OffsetHandler(parts),
+        BoundsHandler(parts),
+        OwnerParkingHandler(parts),
+        OperatorParkingHandler(parts, answers),
+        RouteHandler(parts),
+        TopicHandler(parts, pull.topic_deleted, answers),
+        RetryHandler(parts, answers),
+        ReplyHandler(parts),
+        QueryHandler(parts),
+        ProgressHandler(parts, answers),
+        StatsHandler(parts, figures, answers),
+        ResetHandler(parts, pull.group_moved, answers),
+    )
+    return [handler.table() for handler in handlers]
+
+
+def _new_checkpoints(parts: BrokerContext) -> Checkpoints:
+    return Checkpoints(
+        parts.clock,
+        store=parts.store,
+        row_thread=parts.row_thread,
+        search_thread=parts.search_thread,
+        group_commit=parts.group_commit,
+        topic_keeper=parts.topic_keeper,
+        producers=parts.producers,
+        delays=parts.delays,
+        slices=parts.slices,
+    )
+
+
+def _new_charges(tables: Tables, counters: Counters, clock: Clock, *, by_user: bool) -> Charges:
+    progress, locks = tables.progress.table, tables.locks
+    groups = {*tables.groups, *progress.groups(), *locks.groups()}
+    return Charges(
+        clock,
+        counters.refusals,
+        GroupUse(groups, now=clock.now()),
+        by_user=by_user,
+        topics=tables.topics,
+        progress=progress,
+        locks=locks,
     )

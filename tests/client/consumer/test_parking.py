@@ -33,7 +33,7 @@ def parking(tmp_path: Path) -> Iterator[ParkingFixture]:
 
 
 def is_moving(app: App) -> bool:
-    return any(each.moving is not None for each in app._require_engine().assignment)
+    return any(each.moving_to is not None for each in app._require_engine().assignment)
 
 
 def without_reports(monkeypatch: pytest.MonkeyPatch) -> None:

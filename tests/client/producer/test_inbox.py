@@ -167,7 +167,7 @@ def test_the_inbox_is_closed_before_close_waits(broker: FakeBroker) -> None:
         mark, taken = inner._mark, []
 
         def watched() -> FlushMark:
-            taken.append(inner._take("orders", "k", 3))
+            taken.append(inner._put_in_inbox("orders", "k", 3))
             busy.answer.set()
             return mark()
 

@@ -264,24 +264,25 @@ class SendHandler:
     def _store(self, senders: _Senders, header: SendHeader, target: SendRoute, messages: _Messages) -> None:
         """Judge the stamp, stage the records, record the stamp: one step of the event loop.
 
-        Stamps count in the queue that the sender chose (`target.asked`), even if a delayed message is stored elsewhere.
+        Stamps count in the queue that the sender chose (`target.requested`), also if the message is delayed and so
+        stored in another one.
         """
         parts, records, stamp, size, verdict = self._parts, messages.records, messages.stamp, messages.size, _FRESH
         if stamp is not None:
             if parts.options.users is not None:
                 self._refuse_foreign_producer(senders.request, stamp.producer)
-            judged = parts.producers.judge(header.topic, target.asked, stamp, len(records))
+            judged = parts.producers.judge(header.topic, target.requested, stamp, len(records))
             if len(senders.opaques) > 1 and (not isinstance(judged, Fresh) or judged.skip):
                 raise _OneByOne
             if not isinstance(judged, Fresh):
-                self._answer_not_fresh(senders, header.topic, target.asked, judged)
+                self._answer_not_fresh(senders, header.topic, target.requested, judged)
                 return
             verdict = judged
         if verdict.skip:
             records = (records.records() if isinstance(records, PlainBatch) else records)[verdict.skip :]
         size += RECORD_OVERHEAD_BYTES * len(records)
         stages: list[Staged] = []
-        done = partial(self._done, senders, header, target.asked, verdict, stages, parts.clock.now())
+        done = partial(self._done, senders, header, target.requested, verdict, stages, parts.clock.now())
         host = pack_host(*senders.peer.remote)
         if target.topic == SCHEDULE_TOPIC:
             staged = parts.delay_delivery.append(target.queue_id, records, host, size, done)
@@ -291,7 +292,7 @@ class SendHandler:
         if stamp is not None:
             parts.producers.record(
                 header.topic,
-                target.asked,
+                target.requested,
                 stamp._replace(sequence=stamp.sequence + verdict.skip) if verdict.skip else stamp,
                 len(records),
                 QueueOffset(staged.first_offset),

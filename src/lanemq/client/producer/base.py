@@ -116,7 +116,7 @@ class ProducerBase(ABC, Generic[L]):
         builder = RequestBuilder(self._options.group, self._client_id, new_producer_id())
         self._engine = SendEngine(self._options, builder, self._clock, self._sending)
         self._inbox = SendInbox(self._options, self._engine, self._packer, new_future)
-        self._take = self._inbox.take
+        self._put_in_inbox = self._inbox.take
         self._may_time_out = receipt_seconds(self._options, 0) is not None
         self._links: dict[str, L] = {}
         self._unanswered = self._in_line = 0
@@ -135,7 +135,7 @@ class ProducerBase(ABC, Generic[L]):
         if self._closed:
             return
         self._in_child = self._closing = True
-        self._take = _take_nothing
+        self._put_in_inbox = _no_inbox
         self._leave_to_parent()
 
     @abstractmethod
@@ -460,7 +460,7 @@ class ProducerBase(ABC, Generic[L]):
         return True
 
 
-def _take_nothing(topic: str, key: Key, value: object, waiter: object = None) -> None:
+def _no_inbox(topic: str, key: Key, value: object, waiter: object = None) -> None:
     """`SendInbox.take` of a producer that has to start anew first."""
 
 

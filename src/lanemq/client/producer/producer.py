@@ -134,8 +134,8 @@ class Producer(ProducerBase[ProducerLink]):
         self._check_may_wait("send")
         waiter, began = ThreadWaiter(), self._clock.now() if self._may_time_out else 0
         try:
-            if not arguments and key is not None and self._take(topic, key, value, waiter) is not None:
-                self._move_left()
+            if not arguments and key is not None and self._put_in_inbox(topic, key, value, waiter) is not None:
+                self._move_inbox()
             else:
                 self._accept(topic, value, key, arguments, waiter, sender_waits=True)
             left = receipt_seconds(self._options, self._clock.now() - began) if self._may_time_out else None
@@ -160,10 +160,10 @@ class Producer(ProducerBase[ProducerLink]):
         if UNDERWAY:
             tell_now()
         if not arguments and key is not None:
-            taken: Future[Receipt] | None = self._take(topic, key, value)
+            taken: Future[Receipt] | None = self._put_in_inbox(topic, key, value)
             if taken is not None:
                 if not self._unanswered:  # no reply will empty the inbox
-                    self._move_left()
+                    self._move_inbox()
                 return taken
         future = SubmittedFuture()
         self._accept(topic, value, key, arguments, future, sender_waits=False)
@@ -334,10 +334,10 @@ class Producer(ProducerBase[ProducerLink]):
         if self._closing:
             raise closed()
         self._inbox.leave(self._engine.sender_for(queue, route), message)
-        self._move_left()
+        self._move_inbox()
         return True
 
-    def _move_left(self) -> None:
+    def _move_inbox(self) -> None:
         """A message was left in the inbox for which perhaps no reply will come."""
         self._inbox.must_move = True
         if self._interrupts_us():
