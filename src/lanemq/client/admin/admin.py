@@ -5,6 +5,7 @@ broker knows (leases and epochs) is missing there, and the result says so. Owner
 """
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from functools import cached_property
 
 import msgspec
@@ -57,8 +58,8 @@ from lanemq.wire.admin_headers import (
 )
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
-from lanemq.wire.lane_bodies import LaneStateBody
-from lanemq.wire.lane_fields import REPORTED
+from lanemq.wire.lane_bodies import FrontClientBody, LaneStateBody
+from lanemq.wire.lane_fields import FRONT_SUFFIX, REPORTED
 from lanemq.wire.route_bodies import (
     PERM_WRITE,
     KVTable,
@@ -278,6 +279,13 @@ class Admin(OffsetAdmin, MessageAdmin):
                 if member.broker in masters and not group.broadcasting
             ]
         )
+
+    def front_clients(self, group: GroupDescription) -> tuple[FrontClientBody, ...]:
+        """The gRPC clients of a group, each with what it has. Asks the members that are fronts."""
+        check_kind("group", group, GroupDescription, "what `group_progress` returns")
+        fronts = replace(group, members=tuple(each for each in group.members if each.client_id.endswith(FRONT_SUFFIX)))
+        reports = self.member_reports([fronts]) if fronts.members else {}
+        return tuple(client for report in reports.values() for client in report.clients)
 
     def group_progress(self, group: str) -> GroupDescription:
         """A group's description without owners."""
