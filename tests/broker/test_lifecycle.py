@@ -59,7 +59,7 @@ def modes(folder: Path) -> dict[tuple[str, bool], int]:
 
 
 def test_by_default_the_log_takes_at_most_three_quarters_of_the_disk(start: Start, folder: Path) -> None:
-    store = start().broker.running.parts.store
+    store = start().broker.running.context.store
     assert store.options.retention_bytes == shutil.disk_usage(folder).total * 3 // 4
 
 

@@ -31,14 +31,14 @@ def test_sends_are_answered_busy_above_the_limit_and_accepted_again_below(start:
     gate = Gate(running)
     waiting = [raw.post_send("T", bytes(100_000)) for _ in range(30)]
     raw.bounds("T")
-    assert running.call(lambda: running.broker.running.parts.group_commit.pending_bytes) <= MIB
+    assert running.call(lambda: running.broker.running.context.group_commit.pending_bytes) <= MIB
     gate.open()
     codes = [raw.answer(opaque).code for opaque in waiting]
     assert set(codes) == {0, ResponseCode.SYSTEM_BUSY}
     assert codes == sorted(codes), "those that fitted came first"
     assert len(raw.read("T")) == codes.count(0)
     assert raw.send("T").code == 0
-    assert running.call(lambda: running.broker.running.parts.group_commit.pending_bytes) == 0
+    assert running.call(lambda: running.broker.running.context.group_commit.pending_bytes) == 0
 
 
 @pytest.mark.usefixtures("_little_may_wait")
@@ -133,7 +133,7 @@ def test_a_client_that_does_not_read_costs_bounded_memory(start: Start, held: bo
     ]
     slow.socket.sendall(b"".join(frame for _, frame in frames))
     if held:
-        while running.call(lambda: len(running.broker.running.parts.polls)) < 1000:
+        while running.call(lambda: len(running.broker.running.context.polls)) < 1000:
             pass
         producer.send("T", bytes(MIB))
     assert producer.send("T", b"others are served").code == 0
@@ -154,7 +154,7 @@ def test_connections_beyond_the_limit_are_closed(start: Start) -> None:
     assert first.send("T").code == second.send("T").code == 0
     with RawClient(running.address) as third:
         assert third.is_closed_by_broker()
-    assert running.call(lambda: running.broker.running.parts.counters.refusals.counts[RefusalReason.CONNECTIONS]) == 1
+    assert running.call(lambda: running.broker.running.context.counters.refusals.counts[RefusalReason.CONNECTIONS]) == 1
     first.close()
     while running.call(lambda: len(running.broker.running.server.peers)) > 1:
         pass
@@ -245,7 +245,7 @@ def test_a_held_pull_is_answered_by_the_group_commit_and_not_behind_the_work_of_
     for _ in range(3):
         assert sender.send("T", b"x").code == ResponseCode.SUCCESS
     pull = reader.post_pull("T", 3, hold=20_000)
-    polls = broker.broker.running.parts.polls
+    polls = broker.broker.running.context.polls
     while not broker.call(lambda: len(polls)):
         pass
     monkeypatch.setattr(Outbox, "_iteration_ends", lambda _: None)

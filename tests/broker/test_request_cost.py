@@ -165,11 +165,11 @@ def test_a_heartbeat_costs_the_same_however_many_members_its_groups_have(full: F
     """490 groups with a topic each, which is all that a heartbeat may name, and 25 members in each of them."""
     body = heartbeat_of_members()
     beat = {f"many{number}": GroupHeartbeat((GroupSubscription("T", ordered=False),)) for number in range(490)}
-    members = full.parts.members
+    members = full.context.members
 
     def join(numbers: range) -> None:
         for number in numbers:
-            members.heartbeat(ConnectionId(2 * 10**6 + number), f"n{number}", beat, now=full.parts.clock.now())
+            members.heartbeat(ConnectionId(2 * 10**6 + number), f"n{number}", beat, now=full.context.clock.now())
 
     full.running.call(lambda: join(range(25)))
     measured(full, RequestCode.HEART_BEAT, {}, body)  # makes the topics of the groups

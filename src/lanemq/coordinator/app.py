@@ -263,14 +263,14 @@ class Coordinator:
     def _new_listener(self) -> Listener:
         return Listener(self.options.listen)
 
-    def _new_server(self, connections: Connections, parts: GroupContext) -> Server:
+    def _new_server(self, connections: Connections, context: GroupContext) -> Server:
         return Server(
             connections,
             limits=self._limits(),
-            refusals=parts.counters.refusals,
-            joining=parts.counters.joining,
-            tls_detector=parts.tls,
-            may_answer=parts.leads,
+            refusals=context.counters.refusals,
+            joining=context.counters.joining,
+            tls_detector=context.tls,
+            may_answer=context.leads,
         )
 
     def _new_waiting_server(self, redirect: Dispatcher) -> Server:

@@ -311,7 +311,7 @@ def test_timer_and_transactional_messages_are_refused_with_a_reason(clocked: Run
 def test_level_that_is_not_due_is_read_once_and_only_its_first_message(clocked: RunningBroker) -> None:
     """Every tick checks every level; reading all of it would cost megabytes each time."""
     raw = clocked.connect()
-    store = clocked.broker.running.parts.store
+    store = clocked.broker.running.context.store
     works, asked = store.read, list[tuple[int, int]]()
 
     def noting(topic: str, queue_id: int, offset: int, most: int, *more: Any) -> ReadResult:

@@ -180,20 +180,20 @@ def test_a_broker_that_stops_while_index_entries_are_taken_finds_all_of_them_aga
 def slow_log(running: RunningBroker) -> Iterator[None]:
     """Messages do not reach the disk; rows do."""
     opened = threading.Event()
-    running.call(partial(running.broker.running.parts.thread.submit, lambda: opened.wait(60), lambda *_: None))
+    running.call(partial(running.broker.running.context.thread.submit, lambda: opened.wait(60), lambda *_: None))
     yield
     opened.set()
 
 
 def ticks(running: RunningBroker, millis: int = 0) -> None:
     """Some ticks after so long; with 6,000 ms, they begin a checkpoint."""
-    parts, tick = running.broker.running.parts, running.broker.running.housekeeping.tick
+    context, tick = running.broker.running.context, running.broker.running.housekeeping.tick
     assert running.clock is not None
     running.clock.passed += millis
     for _ in range(3):
         running.call(tick)
-        running.wait_for(parts.row_thread.call(lambda: None))
-    running.wait_for(parts.search_thread.call(lambda: None))
+        running.wait_for(context.row_thread.call(lambda: None))
+    running.wait_for(context.search_thread.call(lambda: None))
 
 
 def test_a_message_that_a_crash_takes_is_no_duplicate_when_it_is_repeated(start: Start, folder: Path) -> None:
@@ -232,7 +232,7 @@ def test_a_message_that_was_undone_during_a_checkpoint_is_no_duplicate_after_a_c
 
 def test_a_checkpoint_is_not_written_before_the_stamps_of_all_producers_are_copied(start: Start) -> None:
     running = start(clock=ManualClock())
-    raw, parts, checkpoints = running.connect(), running.broker.running.parts, running.broker.running.checkpoints
+    raw, context, checkpoints = running.connect(), running.broker.running.context, running.broker.running.checkpoints
     for number in range(5):
         raw.send("T", stamp=f"p{number}.0.0")
     copying: list[Iterator[None]] = []
@@ -244,15 +244,15 @@ def test_a_checkpoint_is_not_written_before_the_stamps_of_all_producers_are_copi
 
     checkpoints._slices = SimpleNamespace(begin=begin)  # type: ignore[assignment]
     ticks(running, 6_000)
-    assert list(parts.state.producers()) == []
+    assert list(context.state.producers()) == []
     running.call(lambda: deque(copying[0], maxlen=0))
     ticks(running)
-    assert len(list(parts.state.producers())) == 5
+    assert len(list(context.state.producers())) == 5
 
 
 def test_what_a_failed_checkpoint_had_is_in_the_next_one(start: Start, folder: Path) -> None:
     running = start(clock=ManualClock())
-    raw, checkpoints = running.connect(), running.broker.running.parts.store.checkpoints
+    raw, checkpoints = running.connect(), running.broker.running.context.store.checkpoints
     raw.send("T", b"x", stamp="p.0.0")
     write, failed = checkpoints.write, list[object]()
 
@@ -266,7 +266,7 @@ def test_what_a_failed_checkpoint_had_is_in_the_next_one(start: Start, folder: P
     ticks(running, 6_000)
     assert failed
     ticks(running, 6_000)
-    assert len(list(running.broker.running.parts.state.producers())) == 1
+    assert len(list(running.broker.running.context.state.producers())) == 1
     again = start(running.crash_image(folder / "image")).connect()
     assert bodies(again.read("T")) == [b"x"]
     assert again.send("T", stamp="p.0.0").ext["laneDuplicate"] == "true"

@@ -270,7 +270,7 @@ def test_a_redrive_works_after_retention_is_due_for_the_originals(tmp_path: Path
         housekeeping = parking.broker.broker.running.housekeeping
         parking.broker.call(housekeeping._retire)
         until("retention has looked", lambda: not housekeeping.retiring)
-        return parking.broker.call(lambda: parking.broker.broker.running.parts.store.bounds(TOPIC, 0)[0])
+        return parking.broker.call(lambda: parking.broker.broker.running.context.store.bounds(TOPIC, 0)[0])
 
     if max_pinned_bytes:
         assert first_after_retention() == 0, "their file is kept"

@@ -46,9 +46,9 @@ class SimCoordinator(Coordinator):
     def _new_listener(self) -> Listener:
         return SimListener(self.options.listen)
 
-    def _new_server(self, connections: Connections, parts: GroupContext) -> Server:
+    def _new_server(self, connections: Connections, context: GroupContext) -> Server:
         return SimServer(
-            connections, self._host, self._world.network, refusals=parts.counters.refusals, may_answer=parts.leads
+            connections, self._host, self._world.network, refusals=context.counters.refusals, may_answer=context.leads
         )
 
 
