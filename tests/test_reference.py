@@ -28,7 +28,7 @@ from lanemq.core.lane_status import MAX_PARKED
 from lanemq.effects.transaction import OnceOptions
 from lanemq.grpc_front.figures import FRONT_CATALOGUE
 from lanemq.model import names
-from lanemq.net import peer
+from lanemq.net.serving import peer
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import MAX_FRAME_BYTES
 
@@ -153,8 +153,8 @@ def fixed_limits() -> dict[str, int]:
     found = {f"{name}.of_party": limit.of_party for name, limit in limits if limit.of_party is not None}
     found |= {f"{name}.of_connection": limit.of_connection for name, limit in limits if limit.of_connection is not None}
     found |= {f"body_limits.{RequestCode(code).name}": value for code, value in _LIMITS.items()} | OTHERS
-    used = ("broker/**/*.py", "core/brokering/**/*.py", "net/peer.py", "net/server.py", "net/monitor.py",
-            "net/descriptors.py", "net/rate_limited_log.py")  # fmt: skip
+    serving = [f"net/serving/{name}.py" for name in ("peer", "server", "monitor", "descriptors")]
+    used = ("broker/**/*.py", "core/brokering/**/*.py", *serving, "net/rate_limited_log.py")
     for path in sorted(path for pattern in used for path in (ROOT / "src" / "lanemq").glob(pattern)):
         module = path.stem
         for name in re.findall(r"^((?:MAX|MIN)_[A-Z_]+)\b", path.read_text("utf-8"), re.MULTILINE):

@@ -15,7 +15,7 @@ from lanemq.broker.charges import Charges
 from lanemq.broker.context import BrokerContext
 from lanemq.broker.handlers.locks import LockHandler
 from lanemq.core.brokering.quotas import Quota, Quotas
-from lanemq.net import descriptors
+from lanemq.net.serving import descriptors
 from lanemq.wire.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command

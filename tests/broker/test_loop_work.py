@@ -24,7 +24,7 @@ from lanemq.core.lane_status import Failure
 from lanemq.model.queue import MessageQueue
 from lanemq.model.stamp import Stamp
 from lanemq.model.units import Millis, QueueOffset
-from lanemq.net import loop_slices
+from lanemq.net.serving import loop_slices
 from lanemq.wire.codes import RequestCode
 
 SIZE = int(os.environ.get("LANEMQ_LOOP_SIZE", "5"))

@@ -10,9 +10,9 @@ from tests.broker.running import Gate, RunningBroker
 from lanemq.broker.connections import Connections
 from lanemq.broker.storage import group_commit
 from lanemq.core.brokering.refusals import RefusalReason
-from lanemq.net import peer, server
-from lanemq.net.outbox import Outbox
-from lanemq.net.peer import WRITE_HIGH_WATER_BYTES, Peer
+from lanemq.net.serving import peer, server
+from lanemq.net.serving.outbox import Outbox
+from lanemq.net.serving.peer import WRITE_HIGH_WATER_BYTES, Peer
 from lanemq.wire.codes import RequestCode, ResponseCode
 
 MIB = 1024 * 1024

@@ -27,7 +27,7 @@ from lanemq.broker.storage import checkpoints
 from lanemq.core.brokering.members.group import ConnectionId, GroupHeartbeat, GroupSubscription
 from lanemq.core.lane_status import Failure
 from lanemq.model.units import Millis
-from lanemq.net import loop_slices
+from lanemq.net.serving import loop_slices
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 

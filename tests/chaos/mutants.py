@@ -45,9 +45,9 @@ from lanemq.log.commit_log import CommitLog
 from lanemq.log.filesystem import RealDisk
 from lanemq.log.state.database import State
 from lanemq.model.units import Epoch, Millis
-from lanemq.net.connection import ConnectionPool
-from lanemq.net.descriptors import DescriptorReserve
-from lanemq.net.server import ConnectionLimits
+from lanemq.net.calling.connection import ConnectionPool
+from lanemq.net.serving.descriptors import DescriptorReserve
+from lanemq.net.serving.server import ConnectionLimits
 from lanemq.testing.sim.disk import SimDisk
 from lanemq.wire.record import PROOF
 

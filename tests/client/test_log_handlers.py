@@ -33,7 +33,7 @@ from lanemq.testing.embedded import EmbeddedBroker
 broker = serving()
 
 PROGRAM = logging.getLogger("program")
-LOGGERS = ("lanemq.client", "lanemq.net.connection", "lanemq.net.blocking", "program")
+LOGGERS = ("lanemq.client", "lanemq.net.calling.connection", "lanemq.net.calling.blocking", "program")
 """Not all of `lanemq`: the brokers of the tests run in this process."""
 WAIT = 30.0
 

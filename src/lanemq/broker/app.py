@@ -62,15 +62,15 @@ from lanemq.log.store import Store
 from lanemq.model.errors import StorageError
 from lanemq.model.units import to_millis
 from lanemq.net.address import Address
-from lanemq.net.descriptors import DescriptorReserve
-from lanemq.net.loop_slices import LoopSlices
-from lanemq.net.outbox import Outbox
-from lanemq.net.server import ConnectionLimits, Listener, Server
-from lanemq.net.server_tls import TlsDetector
+from lanemq.net.serving.descriptors import DescriptorReserve
+from lanemq.net.serving.loop_slices import LoopSlices
+from lanemq.net.serving.outbox import Outbox
+from lanemq.net.serving.server import ConnectionLimits, Listener, Server
+from lanemq.net.serving.server_tls import TlsDetector
 from lanemq.wire.record import RecordView, pack_host
 
 if TYPE_CHECKING:
-    from lanemq.net.monitor import Monitor
+    from lanemq.net.serving.monitor import Monitor
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from lanemq.core.brokering.topic_table import MAX_QUEUES
 from lanemq.model.errors import InvalidOption
 from lanemq.model.names import DEFAULT_BROKER_NAME
 from lanemq.net.address import Address
-from lanemq.net.server_tls import ServerTls
+from lanemq.net.serving.server_tls import ServerTls
 
 MEBIBYTE = 1024 * 1024
 UNKNOWN_ORIGIN = "set at its start"

@@ -28,16 +28,16 @@ from lanemq.core.brokering.cluster.leadership import Term
 from lanemq.history import file_name, last_time, open_history
 from lanemq.model.errors import LaneError, StorageError, TransportError, UsageError
 from lanemq.net.address import Address
-from lanemq.net.connection import ConnectionPool
-from lanemq.net.descriptors import DescriptorReserve
-from lanemq.net.peer import Dispatcher
+from lanemq.net.calling.connection import ConnectionPool
 from lanemq.net.rate_limited_log import RateLimitedLog
-from lanemq.net.server import ConnectionLimits, Listener, Server
-from lanemq.net.server_tls import TlsDetector
+from lanemq.net.serving.descriptors import DescriptorReserve
+from lanemq.net.serving.peer import Dispatcher
+from lanemq.net.serving.server import ConnectionLimits, Listener, Server
+from lanemq.net.serving.server_tls import TlsDetector
 from lanemq.wire.route_bodies import ClusterInfo
 
 if TYPE_CHECKING:
-    from lanemq.net.monitor import Monitor
+    from lanemq.net.serving.monitor import Monitor
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from lanemq.model.keys import shown_key
 from lanemq.model.log_marks import LogMark, SeenLog, differs
 from lanemq.model.names import check_group
 from lanemq.net.address import Address
-from lanemq.net.peer import Peer
+from lanemq.net.serving.peer import Peer
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.lane_bodies import CompareAnswer, CompareBody, LaneBody, OtherLogBody, SeenBody

@@ -15,7 +15,7 @@ from lanemq.coordinator.cluster import ClusterLink
 from lanemq.core.brokering.cluster.copied_offsets import CopiedOffsets
 from lanemq.model.queue import MessageQueue
 from lanemq.net.address import Address
-from lanemq.net.connection import Connection
+from lanemq.net.calling.connection import Connection
 from lanemq.net.rate_limited_log import RateLimitedLog
 
 log = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from lanemq.broker.dispatch import Handler
 from lanemq.client.coordination import Leader
 from lanemq.coordinator.background_answers import BackgroundAnswers
 from lanemq.coordinator.store import Store
-from lanemq.net.peer import Peer
+from lanemq.net.serving.peer import Peer
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command
 from lanemq.wire.lane_bodies import LeaderAnswer, StandbyBody

@@ -26,7 +26,7 @@ from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
 from lanemq.model.wording import plural
 from lanemq.net.address import Address
-from lanemq.net.peer import Peer
+from lanemq.net.serving.peer import Peer
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.lane_bodies import CoordinateAnswer, CoordinateBody, CoordinatedQueue

@@ -46,9 +46,9 @@ from lanemq.model.errors import BrokerRefused, GroupNotFound
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis
 from lanemq.net.address import Address
-from lanemq.net.loop_slices import LoopSlices
-from lanemq.net.server import Server
-from lanemq.net.server_tls import TlsDetector
+from lanemq.net.serving.loop_slices import LoopSlices
+from lanemq.net.serving.server import Server
+from lanemq.net.serving.server_tls import TlsDetector
 from lanemq.wire.codes import RequestCode, ResponseCode
 
 NOT_HERE = (

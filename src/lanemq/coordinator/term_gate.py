@@ -6,8 +6,8 @@ from collections.abc import Callable
 from lanemq.broker.context import GroupContext
 from lanemq.broker.dispatch import Handler
 from lanemq.model.units import Epoch
-from lanemq.net.peer import Peer
 from lanemq.net.rate_limited_log import RateLimitedLog
+from lanemq.net.serving.peer import Peer
 from lanemq.wire.command import Command
 from lanemq.wire.lane_fields import LANE_HIGHEST_EPOCH, LANE_TERM
 

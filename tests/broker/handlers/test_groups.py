@@ -7,7 +7,7 @@ from tests.broker.raw_client import RawClient, lock_body
 from tests.broker.running import ManualClock, RunningBroker
 
 from lanemq.core.brokering.quotas import Quota
-from lanemq.net import loop_slices
+from lanemq.net.serving import loop_slices
 from lanemq.wire.bodies import (
     ConsumerData,
     ConsumerIdList,

@@ -11,8 +11,8 @@ from tests.broker.running import Gate, ManualClock, RunningBroker
 from lanemq.broker.handlers.locks import MAX_LINES
 from lanemq.core.lane_status import Failure
 from lanemq.model.units import Millis
-from lanemq.net import loop_slices
-from lanemq.net.peer import Peer
+from lanemq.net.serving import loop_slices
+from lanemq.net.serving.peer import Peer
 from lanemq.wire.bodies import LockRequest, LockResponse, QueueBody
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.route_bodies import GroupList, SubscriptionGroupTable

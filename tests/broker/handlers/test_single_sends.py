@@ -31,8 +31,8 @@ from lanemq.log.queue_index import QueueIndex
 from lanemq.log.store import Store
 from lanemq.model.errors import DiskFull
 from lanemq.net.address import Address
-from lanemq.net.peer import Peer
-from lanemq.net.server import Listener, Server
+from lanemq.net.serving.peer import Peer
+from lanemq.net.serving.server import Listener, Server
 from lanemq.testing.faulty_disk import FaultyDisk
 from lanemq.testing.sim.broker import SimListener
 from lanemq.wire.codes import RequestCode

@@ -27,10 +27,10 @@ from lanemq.model.errors import InvalidOption
 from lanemq.model.figures import Kind, MetricSample
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
-from lanemq.net import loop_slices
 from lanemq.net.address import Address
-from lanemq.net.blocking import connect
-from lanemq.net.server_tls import ServerTls, TlsMode
+from lanemq.net.calling.blocking import connect
+from lanemq.net.serving import loop_slices
+from lanemq.net.serving.server_tls import ServerTls, TlsMode
 from lanemq.testing.faulty_disk import FaultyDisk
 
 ANY_PORT = Address("127.0.0.1", 0)

@@ -21,7 +21,7 @@ from lanemq.model.errors import InvalidName, InvalidOption, LaneError, TopicNotF
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
 from lanemq.net.address import parse_address
-from lanemq.net.blocking import BlockingConnection
+from lanemq.net.calling.blocking import BlockingConnection
 from lanemq.testing.embedded import EmbeddedBroker
 from lanemq.wire.bodies import ConsumerData, HeartbeatData, LockRequest, QueueBody, SubscriptionData
 from lanemq.wire.codes import RequestCode, ResponseCode

@@ -23,7 +23,7 @@ from lanemq.model.errors import (
     SequenceGap,
 )
 from lanemq.model.queue import MessageQueue
-from lanemq.net.connection import open_connection
+from lanemq.net.calling.connection import open_connection
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import SendHeader

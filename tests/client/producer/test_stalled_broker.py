@@ -12,7 +12,7 @@ from tests.client.fake_broker import FakeBroker
 from tests.client.producer.producers import Blocking, sending
 
 from lanemq.model.errors import RequestTimedOut
-from lanemq.net.blocking import DuplexConnection
+from lanemq.net.calling.blocking import DuplexConnection
 
 QUEUES = 16
 BODY = os.urandom(900_000)

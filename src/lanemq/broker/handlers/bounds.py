@@ -4,7 +4,7 @@ from lanemq.broker.context import BrokerContext
 from lanemq.broker.dispatch import Handler, answer
 from lanemq.log.reading import Boundary
 from lanemq.model.names import check_topic
-from lanemq.net.peer import Peer
+from lanemq.net.serving.peer import Peer
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import QueueHeader, SearchOffsetHeader

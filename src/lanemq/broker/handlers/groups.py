@@ -23,8 +23,8 @@ from lanemq.model.errors import BrokerRefused, GroupNotFound, LaneError, Storage
 from lanemq.model.names import check_group, check_topic
 from lanemq.model.units import Millis
 from lanemq.net.address import Address
-from lanemq.net.peer import Peer
 from lanemq.net.rate_limited_log import RateLimitedLog
+from lanemq.net.serving.peer import Peer
 from lanemq.wire import bodies as wire
 from lanemq.wire.admin_headers import DeleteGroupHeader, GroupHeader, ProducerGroupHeader
 from lanemq.wire.binary_header import LANGUAGES

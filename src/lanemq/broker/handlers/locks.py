@@ -31,7 +31,7 @@ from lanemq.model.errors import BrokerRefused, NotAllowed, StorageError
 from lanemq.model.names import check_group, check_topic
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis
-from lanemq.net.peer import Peer
+from lanemq.net.serving.peer import Peer
 from lanemq.wire.bodies import LaneLease, LaneRefusal, LockRequest, LockResponse, QueueBody
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command

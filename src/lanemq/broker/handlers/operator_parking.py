@@ -21,7 +21,7 @@ from lanemq.core.brokering.queue_progress import LaneName, ParkedLane, QueueProg
 from lanemq.core.lane_status import MAX_GIVEN
 from lanemq.model.errors import BrokerRefused, StorageError
 from lanemq.model.keys import shown_key
-from lanemq.net.peer import Peer
+from lanemq.net.serving.peer import Peer
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.lane_bodies import LaneBody, ParkedLaneBody, ParkedResult, ParkedTable

@@ -21,8 +21,8 @@ from lanemq.model.keys import shown_key
 from lanemq.model.log_marks import LogMark, SeenLog
 from lanemq.model.names import check_group
 from lanemq.model.queue import MessageQueue
-from lanemq.net.peer import Peer
 from lanemq.net.rate_limited_log import FewLines
+from lanemq.net.serving.peer import Peer
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import ParkHeader, ParkNextResponse

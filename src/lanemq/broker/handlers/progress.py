@@ -9,7 +9,7 @@ from lanemq.core.brokering.traffic import MINUTE
 from lanemq.core.finished_ranges import count_finished
 from lanemq.model.errors import BrokerRefused, GroupNotFound
 from lanemq.model.queue import MessageQueue
-from lanemq.net.peer import Peer
+from lanemq.net.serving.peer import Peer
 from lanemq.wire.admin_headers import ConsumeStatsHeader, TopicHeader
 from lanemq.wire.bodies import SubscriptionData, encode_json
 from lanemq.wire.codes import RequestCode, ResponseCode

@@ -25,8 +25,8 @@ from lanemq.model.errors import BrokerBusy, BrokerRefused, LaneError, NotAllowed
 from lanemq.model.java_hash import tag_code
 from lanemq.model.names import check_group
 from lanemq.model.units import Epoch, Millis, QueueOffset
-from lanemq.net.peer import Peer
 from lanemq.net.rate_limited_log import FaultLog, FewLines
+from lanemq.net.serving.peer import Peer
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import PullHeader, PullResponse

@@ -14,7 +14,7 @@ from lanemq.core.brokering.fair_queue import FairQueue
 from lanemq.core.brokering.quotas import Quota
 from lanemq.model.errors import StorageError
 from lanemq.model.names import check_topic
-from lanemq.net.peer import Peer
+from lanemq.net.serving.peer import Peer
 from lanemq.wire.admin_headers import (
     ConsumeDirectlyHeader,
     QueryMessageHeader,

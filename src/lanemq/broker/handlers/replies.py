@@ -18,8 +18,8 @@ from lanemq.core.brokering.quotas import MAX_CLIENT_ID_CHARS
 from lanemq.log.appender import NewRecord
 from lanemq.model.errors import BrokerRefused, LaneError, StorageError
 from lanemq.model.names import check_topic
-from lanemq.net.peer import Peer
 from lanemq.net.rate_limited_log import FewLines
+from lanemq.net.serving.peer import Peer
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import PushReplyHeader, SendHeader

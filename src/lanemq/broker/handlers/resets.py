@@ -18,7 +18,7 @@ from lanemq.model.errors import BrokerBusy, StorageError
 from lanemq.model.names import check_group
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
-from lanemq.net.peer import Peer
+from lanemq.net.serving.peer import Peer
 from lanemq.wire.admin_headers import ResetOffsetHeader, RunningInfoHeader
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command

@@ -12,7 +12,7 @@ from lanemq.core.brokering.delay import RouteToDeadLetter, level_for_pass, route
 from lanemq.log.appender import NewRecord
 from lanemq.model.errors import BrokerRefused, CorruptRecord
 from lanemq.model.names import SCHEDULE_TOPIC, check_group
-from lanemq.net.peer import Peer
+from lanemq.net.serving.peer import Peer
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import SendBackHeader

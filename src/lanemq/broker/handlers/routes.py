@@ -9,7 +9,7 @@ from lanemq.broker.context import BrokerContext
 from lanemq.broker.dispatch import Handler, answer
 from lanemq.core.brokering.topic_table import TopicConfig
 from lanemq.model.errors import BrokerRefused, OffsetNotFound, TopicNotFound
-from lanemq.net.peer import Peer
+from lanemq.net.serving.peer import Peer
 from lanemq.wire.admin_headers import KvHeader, RouteHeader
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command

@@ -36,8 +36,8 @@ from lanemq.model.errors import BrokerRefused, LaneError, MessageRefused, NotAll
 from lanemq.model.names import DEFAULT_TOPIC, NOT_SENDABLE, RETRY_PREFIX, SCHEDULE_TOPIC, check_group, check_topic
 from lanemq.model.stamp import Stamp
 from lanemq.model.units import Millis, QueueOffset
-from lanemq.net.peer import Peer
 from lanemq.net.rate_limited_log import FaultLog
+from lanemq.net.serving.peer import Peer
 from lanemq.wire.batch import (
     DELAYED,
     MAX_BATCH_MESSAGES,

@@ -10,7 +10,7 @@ from lanemq.broker.runtime_info import runtime_info
 from lanemq.core.brokering.topic_table import TopicConfig
 from lanemq.core.brokering.traffic import DAY, HOUR, MINUTE, Tally
 from lanemq.model.errors import BrokerBusy, BrokerRefused
-from lanemq.net.peer import Peer
+from lanemq.net.serving.peer import Peer
 from lanemq.wire.admin_headers import BrokerStatsHeader, TopicHeader
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command

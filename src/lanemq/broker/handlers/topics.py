@@ -15,7 +15,7 @@ from lanemq.core.brokering.quotas import Quota
 from lanemq.core.brokering.topic_table import Permission, TopicConfig, TopicOrder
 from lanemq.model.errors import DiskFull, LaneError, StorageError
 from lanemq.model.names import check_topic
-from lanemq.net.peer import Peer
+from lanemq.net.serving.peer import Peer
 from lanemq.wire import route_bodies
 from lanemq.wire.admin_headers import CreateTopicHeader, DeleteTopicHeader, TopicHeader
 from lanemq.wire.codes import RequestCode

@@ -34,8 +34,8 @@ from lanemq.log.store import Store
 from lanemq.model.errors import StorageError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis, QueueOffset
-from lanemq.net.loop_slices import LoopSlices
 from lanemq.net.rate_limited_log import RateLimitedLog
+from lanemq.net.serving.loop_slices import LoopSlices
 
 log = logging.getLogger(__name__)
 

@@ -29,8 +29,8 @@ from lanemq.log.store import Store
 from lanemq.model.errors import BrokerBusy, DiskFull, MessageRefused, NoDescriptors, StorageError
 from lanemq.model.figures import Distribution
 from lanemq.model.units import Millis
-from lanemq.net.outbox import Outbox
 from lanemq.net.rate_limited_log import FaultLog
+from lanemq.net.serving.outbox import Outbox
 from lanemq.wire.codes import ResponseCode
 
 log = logging.getLogger(__name__)

@@ -50,7 +50,7 @@ from lanemq.model.names import check_topic
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Seconds
 from lanemq.net.address import Servers, parse_addresses
-from lanemq.net.connection import Connection, ConnectionPool, open_connection
+from lanemq.net.calling.connection import Connection, ConnectionPool, open_connection
 from lanemq.wire.command import Command
 
 log = ClientLog(__name__)

@@ -66,7 +66,7 @@ from lanemq.model.names import check_topic
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, Seconds, to_millis
 from lanemq.net.address import Servers, parse_addresses
-from lanemq.net.blocking import CLIENT_THREADS, ClientThread, DuplexConnection
+from lanemq.net.calling.blocking import CLIENT_THREADS, ClientThread, DuplexConnection
 from lanemq.net.rate_limited_log import OutageLog
 
 log = ClientLog(__name__, aside=True)

@@ -23,9 +23,9 @@ from lanemq.log.store import Store
 from lanemq.model.errors import StorageError
 from lanemq.model.queue import MessageQueue
 from lanemq.net.address import Address
-from lanemq.net.descriptors import DescriptorReserve
-from lanemq.net.peer import Dispatcher, Peer
-from lanemq.net.server import Listener, Server
+from lanemq.net.serving.descriptors import DescriptorReserve
+from lanemq.net.serving.peer import Dispatcher, Peer
+from lanemq.net.serving.server import Listener, Server
 from lanemq.testing.sim.disk import SimDisk, SimState, StateImage
 from lanemq.testing.sim.histories import Histories
 from lanemq.testing.sim.host import Host

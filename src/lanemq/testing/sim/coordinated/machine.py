@@ -11,7 +11,7 @@ from lanemq.coordinator.config import CoordinatorOptions
 from lanemq.coordinator.store import FolderStore
 from lanemq.model.errors import LaneError
 from lanemq.net.address import Address
-from lanemq.net.server import Listener, Server
+from lanemq.net.serving.server import Listener, Server
 from lanemq.testing.sim.broker import SimDiskThread, SimListener, SimServer
 from lanemq.testing.sim.host import Host
 from lanemq.testing.sim.world import ADDRESS, World

@@ -17,7 +17,7 @@ from lanemq.client.message import Message
 from lanemq.model.errors import LaneError
 from lanemq.model.queue import MessageQueue
 from lanemq.net.address import Address
-from lanemq.net.connection import open_connection
+from lanemq.net.calling.connection import open_connection
 from lanemq.testing.sim.consumers import ConsumerProgram
 from lanemq.testing.sim.coordinated.ledger import Ledger, LoggedMessage
 from lanemq.testing.sim.coordinated.machine import COORDINATOR, COORDINATOR_ADDRESS, CoordinatorMachine
