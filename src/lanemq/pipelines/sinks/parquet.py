@@ -12,9 +12,9 @@ second step is the commit: a fenced file, written in one step that only the newe
 the next one moves the file before anything else.
 
 Invariants: a file gets its place only after the commit that names it; a commit begins only after the file of the one
-before it has its place; no name is used twice; a folder that was deleted or restored from a copy takes no batch. So programs that just list the folder see all rows of a batch or none,
-never twice, and never those of a batch that was not committed. The folder only grows: a table format, such as Delta or
-Iceberg, divides it, compacts it and merges into it.
+before it has its place; no name is used twice; a folder that was deleted or restored from a copy takes no batch. So
+programs that just list the folder see all rows of a batch or none, never twice, and never those of a batch that was not
+committed. The folder only grows: a table format, such as Delta or Iceberg, divides it, compacts it and merges into it.
 """
 
 import os
