@@ -1,7 +1,6 @@
 """What `lanemq pipeline` prints about unfinished work: dead letters, pending decisions, refusals."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ def parked(tmp_path: Path) -> pipeline_fixture.Pipeline:
     """A checkpoint in which the keys a and b are parked, with three messages and one."""
     Checkpoint(tmp_path, "orders", NOWHERE).close()
     stage_folder(tmp_path).mkdir(parents=True)
-    shutil.rmtree(stage_folder(tmp_path).parent / "running", ignore_errors=True)  # the stage is driven without a run
     pipeline = pipeline_fixture.Pipeline(stage_folder(tmp_path), on_failure=Park())
     pipeline.process(Sent(0, 0, "a", FAILS), Sent(0, 1, "a", 2), Sent(0, 2, "a", 3), Sent(0, 3, "b", FAILS))
     return pipeline
