@@ -1,7 +1,7 @@
 """Paths on HDFS, through its own protocol: no JVM is needed in Spark's Python workers and in commands.
 
-HDFS renames a file in one step, which fails if the target exists. So a file is complete when it is there, and of several
-writers that create it one succeeds.
+HDFS renames a file in one step, which fails if the target exists. So a file is complete when it is there, and if
+several writers create it, one of them succeeds.
 
 Connection, high availability and Kerberos come from Hadoop's configuration in HADOOP_CONF_DIR, and from settings of
 Spark that begin with `spark.hadoop.`.
