@@ -20,7 +20,6 @@ FOR_DEVELOPERS = (
     "developers",
     "interop",
     "architecture.md",
-    "rocketmq-order.md",
     "CONTRIBUTING.md",
     "RESULTS.md",
 )
