@@ -161,6 +161,7 @@ class ParquetSink(ExactSink):
         """Make the batch the last one of the query; `SinkFenced` if the run was replaced."""
         assert self._log is not None, "the sink is open"
         self._log.record(_COMMITTED, msgspec.json.encode(committed))
+        self._committed, self._reached = committed, committed.batch
 
     def _place(self, run: SinkRun) -> None:
         """Move the file of the last batch to its place, unless it is there. Two runs may do this at the same time."""
