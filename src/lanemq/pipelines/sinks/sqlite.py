@@ -1,11 +1,10 @@
 """Batches in a SQLite file: for small tables, tests, and programs on the same machine.
 
 Invariant: every transaction begins IMMEDIATE, so two runs never read the ledger at once. Values that SQLite has no type
-for are stored as text: times as ISO 8601 in UTC, decimals exactly, maps, arrays and structs as JSON. NaN becomes NULL, and
--0.0 becomes 0.0. A file that another program deletes or replaces during a run is noticed before the next transaction.
+for are stored as text: times as ISO 8601 in UTC, decimals exactly, maps, arrays and structs as JSON. NaN becomes NULL,
+and -0.0 becomes 0.0. A file that another program replaces during a run is noticed before the next transaction.
 """
 
-import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -167,7 +166,7 @@ class SqliteSink(SqlSink):
 def _file_at(path: str | Path) -> tuple[int, int] | None:
     """The identity of the file that has this name now."""
     try:
-        found = os.stat(path)
+        found = Path(path).stat()
     except FileNotFoundError:
         return None
     return found.st_dev, found.st_ino
