@@ -314,10 +314,10 @@ class Transitions(Stage):
 
     def process_retry_pass(self, batch: Batch) -> Results | None:
         """Retries lanes whose wait is over or that an operator requested. None if there are none."""
-        _check_base(batch, self._manifest)
         unit = self._planned_retry_pass()
         if unit is None:
             return None
+        _check_base(batch, unit.base)
         spark = self._open_stage.spark
         shards = spark.createDataFrame([(name,) for name in unit.shards], "shard string")
         # A task costs more than most shards, so there are no more of them than can run at once.
