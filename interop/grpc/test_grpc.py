@@ -184,7 +184,7 @@ def test_tls_and_users(scene: Scene) -> None:
         "--users", str(file), "--cert", str(identity.cert), "--key", str(identity.key)
     ).start()
     as_user = {"tls": 1, "user": "billing", "secret": "bill-secret"}
-    consumer = scene.client("push", **as_user)
+    consumer = scene.client(scene.consuming, **as_user)
     scene.client("send", **as_user).send(messages(KEYS, EACH))
     consumer.wait(lambda run: len(finished(run)) == len(KEYS) * EACH, "everything processed")
     assert by_key(got(consumer)) == IN_ORDER

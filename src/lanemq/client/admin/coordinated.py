@@ -5,7 +5,7 @@ from lanemq.model.errors import UsageError
 from lanemq.model.names import check_group
 from lanemq.wire.bodies import Body
 from lanemq.wire.codes import RequestCode
-from lanemq.wire.lane_bodies import CompareAnswer, CompareBody, CoordinateAnswer, CoordinateBody
+from lanemq.wire.lane_bodies import CompareAnswer, CompareBody, CoordinateAnswer, CoordinateBody, LeaderAnswer
 
 
 class CoordinatedAdmin(AdminClient):
@@ -29,8 +29,14 @@ class CoordinatedAdmin(AdminClient):
         body = CompareBody(group=check_group(group), apply=apply)
         return CompareAnswer.decode(self._ask(RequestCode.LANE_COMPARE, body))
 
-    def _ask(self, code: RequestCode, body: Body) -> bytes:
+    def leader(self) -> LeaderAnswer | None:
+        """Who coordinates the groups of the cluster, and how its state does; None if nobody does."""
+        if self._calls.coordinator() is None:
+            return None
+        return LeaderAnswer.decode(self._ask(RequestCode.LANE_LEADER, None))
+
+    def _ask(self, code: RequestCode, body: Body | None) -> bytes:
         address = self._calls.coordinator()
         if address is None:
             raise UsageError("this cluster has no coordinator: start one with lanemq coordinator, see its --help")
-        return self._calls.ask(address, code, body=body.encode()).body
+        return self._calls.ask(address, code, body=b"" if body is None else body.encode()).body

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
 from lanemq.client.codec import Codec, codec_named
-from lanemq.client.coordination import named_coordinator
+from lanemq.client.coordination import named_coordinators
 from lanemq.client.identity import new_client_id
 from lanemq.client.keyword_options import Interval, Wait, in_seconds, opened_history, problems_of, refuse_unknown
 from lanemq.client.security import security_of
@@ -167,7 +167,7 @@ class ConsumerOptions:
         codec_named(self.codec)
         check_group(self.group)
         parse_addresses(self.servers)
-        named_coordinator(self.coordinator)
+        named_coordinators(self.coordinator)
         if self.monitor is not None:
             try:
                 parse_address(self.monitor)
