@@ -34,7 +34,7 @@ from lanemq.pipelines import (
 from lanemq.pipelines.batches import Batch, batch_number
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint, run_log_folder, stage_folder
 from lanemq.pipelines.checkpoint.run_log import RunLog, read_log
-from lanemq.pipelines.checkpoint.unit_record import unit_in
+from lanemq.pipelines.checkpoint.unit_record import UNIT, unit_in
 from lanemq.pipelines.checkpoint.units import Units
 from lanemq.pipelines.operate.parked import show
 from lanemq.pipelines.ports import DEAD_LETTER_SCHEMA, Append, FileRows, Results, RowFile, SinkRun
@@ -172,6 +172,49 @@ def test_a_decided_dead_letter_stays_one_when_the_step_would_succeed_later(run: 
     assert (run.rows(), run.dead_offsets()) == ([0, 2], [1])
     assert (Service.calls, done.outputs, done.dead_letters) == (asked, 2, 1)
     assert show(run.state, "a")[0].state == 1, "the state is the decided one"
+
+
+STEPS = [
+    (RunLog, "record"),
+    (Transitions, "continue_from"),
+    (ParquetSink, "write"),
+    (SqliteSink, "write"),
+    (Units, "complete"),
+    (Transitions, "finished"),
+]
+"""The steps of a decided batch behind its computation, in order: dead letters go to the Parquet folder."""
+
+
+@ANYWHERE
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(("owner", "step"), STEPS, ids=[f"{owner.__name__}.{step}" for owner, step in STEPS])
+def test_a_driver_that_dies_at_any_step_leaves_every_message_in_one_table_once(
+    run: Run, monkeypatch: pytest.MonkeyPatch, owner: type, step: str, when: str
+) -> None:
+    """The step's answers differ in the second run, so a batch that is decided twice is visible."""
+    real = getattr(owner, step)
+
+    def dies(*args: Any, **options: Any) -> Any:
+        if step == "record" and args[1] != UNIT:
+            return real(*args, **options)
+        if when == "after":
+            real(*args, **options)
+        raise PowerCut
+
+    Service.up = False
+    processor = run.start()
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, step, dies)
+        with pytest.raises(PowerCut):
+            processor.process_batch(run.frame(), 0)
+    Service.up = True
+    run.start().process_batch(run.frame(), 0)
+    counts = (step, when) != ("record", "before")
+    assert (run.rows(), run.dead_offsets()) == (([0, 2], [1]) if counts else ([0, 1, 2], []))
+    run.spark_recorded(planned=1, done=0)
+    run.start().process_batch(FakeFrame([[arrow([Sent(0, 3, "a", {"n": 3})])]], never), 1)  # type: ignore[arg-type]
+    assert show(run.state, "a")[0].state == (2 if counts else 3)
+    assert run.decided() == []
 
 
 @ANYWHERE

@@ -97,10 +97,15 @@ def test_without_the_fence_a_replaced_run_writes_too(target: ParquetTarget, monk
         "lanemq.pipelines.checkpoint.run_log.create", lambda path, content: write_durably(path, content) is None
     )
     old, newer = target.opened(epoch=1), []
-    old.reached = lambda at: newer.append(target.opened(epoch=2)) if not newer else None
+
+    def replaced(_: str) -> None:
+        if not newer:
+            newer.append(target.opened(epoch=2))
+            newer[0].write(target.batch_rows(a=[1]), named(2, 0))
+
+    old.reached = replaced
     monkeypatch.setattr(Path, "unlink", lambda path, missing_ok=False: None)
     old.write(target.batch_rows(a=[1]), named(1, 0))
-    newer[0].write(target.batch_rows(a=[1]), named(2, 0))
     assert target.numbers() == [1, 1]
 
 
