@@ -51,9 +51,10 @@ def test_an_owner_whose_queue_was_set_back_while_its_grant_was_on_the_way_takes_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Without that, it skips what was finished in the former log, and runs what follows, until it learns of it."""
+    faults = ("log truncated", "answer lost", "answer lost", "member killed")
+    assert passed(busy(27, *faults))
     monkeypatch.setattr(ComparisonHandler, "_is_outdated", lambda *_: False)
-    result = busy(33, "log truncated", "answer lost", "answer lost", "member killed")
-    assert any("was handled too late" in problem for problem in result.problems)
+    assert any("was handled too late" in problem for problem in busy(27, *faults).problems)
 
 
 @pytest.mark.parametrize(("seed", "problem"), [(1231, "no progress"), (1355, "was lost")])
@@ -85,7 +86,7 @@ class Case:
 
 
 CASES = (
-    Case(no_comparison, 8, ("log truncated", "log truncated", "member killed"), "was lost"),
+    Case(no_comparison, 1, ("log truncated", "log truncated", "member killed"), "was lost"),
     Case(no_stamps, 2, ("answer lost", "answer lost", "connection cut", "broker killed"), "delivered twice"),
 )
 

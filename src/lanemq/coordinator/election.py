@@ -102,7 +102,9 @@ class Election:
                 if (error := renewal.exception()) is not None:
                     self._warnings.warn("renewal", f"the term could not be renewed: {error}")
                 renewal = None
-            if renewal is None and self._clock.now() - renewed_at >= RENEW_EVERY_MS:
+            if not self._store.shared:
+                self._store.renew()  # not in the thread: a slow disk ends no term
+            elif renewal is None and self._clock.now() - renewed_at >= RENEW_EVERY_MS:
                 renewed_at = self._clock.now()
                 renewal = asyncio.create_task(self._thread.call(self._store.renew))
             await asyncio.sleep(CHECK_SECONDS)
