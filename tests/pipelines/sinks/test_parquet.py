@@ -148,6 +148,15 @@ def test_a_column_may_be_added_but_not_change_its_type(target: ParquetTarget) ->
         target.opened(epoch=3, schema=StructType([StructField("extra", StringType())]))
 
 
+def test_a_column_that_differs_only_in_case_is_refused(target: ParquetTarget) -> None:
+    """Spark and DuckDB cannot tell such columns apart."""
+    with pytest.raises(InvalidOption, match="column N differs from n of the rows only in case"):
+        target.opened(schema=StructType([StructField("n", LongType()), StructField("N", LongType())]))
+    target.opened()
+    with pytest.raises(InvalidOption, match=r"column N differs from n of the folder .* only in case"):
+        target.opened(epoch=2, schema=StructType([StructField("N", LongType())]))
+
+
 def test_a_lost_folder_is_not_mistaken_for_a_newer_run(target: ParquetTarget, monkeypatch: pytest.MonkeyPatch) -> None:
     sink = target.opened()
 

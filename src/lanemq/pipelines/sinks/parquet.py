@@ -12,9 +12,9 @@ second step is the commit: a fenced file, written in one step that only the newe
 the next one moves the file before anything else.
 
 Invariants: a file gets its place only after the commit that names it; a commit begins only after the file of the one
-before it has its place; no name is used twice. So programs that just list the folder see all rows of a batch or none,
-never twice, and never those of a batch that was not committed. The folder only grows: a table format, such as Delta or
-Iceberg, divides it, compacts it and merges into it.
+before it has its place; no name is used twice; a folder that was deleted or restored from a copy takes no batch. So
+programs that just list the folder see all rows of a batch or none, never twice, and never those of a batch that was not
+committed. The folder only grows: a table format, such as Delta or Iceberg, divides it, compacts it and merges into it.
 """
 
 import os
@@ -35,7 +35,14 @@ from lanemq.pipelines.batches import Batch
 from lanemq.pipelines.checkpoint.fencing import fence_all, known_runs, read_fenced_json, take_over, write_as
 from lanemq.pipelines.parquet_encoding import dictionary_columns
 from lanemq.pipelines.ports import FileRows, Merge, Rows, SinkRun
-from lanemq.pipelines.sinks.exact_sink import ExactSink, LedgerEntry, owner_mark, shard_tables, shards
+from lanemq.pipelines.sinks.exact_sink import (
+    ExactSink,
+    LedgerEntry,
+    owner_mark,
+    refuse_same_but_case,
+    shard_tables,
+    shards,
+)
 
 
 class CommittedBatch(msgspec.Struct, frozen=True):
@@ -81,6 +88,7 @@ class ParquetSink(ExactSink):
         for folder in (self._own_folder, self.path, self.path.absolute().parent):
             sync(folder)
         self._committed = self._read(run.query)
+        self._reached = None if self._committed is None else self._committed.batch
         self._place(run)
         for left in self._staged(run.query).glob("*"):
             left.unlink(missing_ok=True)
@@ -98,8 +106,9 @@ class ParquetSink(ExactSink):
         run = self._run_of(batch)
         owner = self._owner_query(run)
         mark = None if owner is None else owner_mark(owner)
+        self._committed = self._read(run.query)  # another program may have deleted or restored the folder
         last = None if self._committed is None else self._committed.batch
-        new = LedgerEntry(last, self._newest_epoch(run), mark).admits(batch)
+        new = self._admits(LedgerEntry(last, self._newest_epoch(run), mark), batch)
         self._place(run)  # what could not be moved when the disk was full
         if not new:
             return False
@@ -150,7 +159,7 @@ class ParquetSink(ExactSink):
         """Make the batch the last one of the query; `SinkFenced` if the run was replaced."""
         own = self._of_query(run.query)
         write_as(run.epoch, own / "sink", own / "committed.json", msgspec.json.encode(committed))
-        self._committed = committed
+        self._committed, self._reached = committed, committed.batch
 
     def _place(self, run: SinkRun) -> None:
         """Move the file of the last batch to its place, unless it is there. Two runs may do this at the same time."""
@@ -206,10 +215,12 @@ class ParquetSink(ExactSink):
 
     def _columns_with(self, schema: StructType) -> StructType:
         """The columns of the folder with those of this run, which may be new but not of another type."""
+        refuse_same_but_case("the rows", schema.names, schema.names)
         try:
             known = StructType.fromJson(msgspec.json.decode((self._own_folder / "columns.json").read_bytes()))
         except FileNotFoundError:
             return schema
+        refuse_same_but_case(f"the folder {self.path}", schema.names, known.names)
         types = {field.name: field.dataType for field in known}
         for field in schema:
             if types.get(field.name, field.dataType) != field.dataType:
