@@ -3,6 +3,8 @@
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psycopg
 import pytest
@@ -15,11 +17,13 @@ from lanemq import App, Message, Producer
 from lanemq.cli.main import main
 from lanemq.client.admin.coordinated import CoordinatedAdmin
 from lanemq.coordinator.entries import KnownEntries
+from lanemq.coordinator.term_gate import TermGate
 from lanemq.core.brokering.cluster.leadership import Term
 from lanemq.model.errors import UsageError
 from lanemq.model.units import Millis
 from lanemq.testing.embedded import EmbeddedBroker
 from lanemq.wire.codes import RequestCode, ResponseCode
+from lanemq.wire.command import Command
 
 Contend = Callable[[], RunningCoordinator]
 
@@ -157,6 +161,19 @@ def test_an_answer_that_was_made_in_the_term_does_not_leave_after_it(leader: Run
             assert client.socket.recv(100) == b""
 
 
+def test_a_request_that_waited_in_a_frozen_process_is_not_carried_out(leader: RunningCoordinator) -> None:
+    handled, aborted = list[Command](), list[bool]()
+    parts, term = leader.coordinator.running.parts, leader.coordinator._store.term
+    gate = TermGate(lambda _, request: handled.append(request), parts, lambda _: None)
+    peer: Any = SimpleNamespace(abort=lambda: aborted.append(True))
+    gate(peer, Command(RequestCode.LOCK_BATCH_MQ, 1))
+    assert term is not None
+    term.end("it has run out meanwhile")
+    gate(peer, Command(RequestCode.LOCK_BATCH_MQ, 2))
+    assert [request.opaque for request in handled] == [1]
+    assert aborted == [True]
+
+
 # a state that goes back
 
 _SAVED = ("leases", "kv", "offsets")
@@ -181,8 +198,10 @@ def go_back(url: str) -> Callable[[], None]:
 
 def epochs_around_a_loss(leader: RunningCoordinator, url: str) -> tuple[int, int]:
     """The epoch of an owner of whom the database forgets, and that of the next one."""
-    back = go_back(url)
     with RawClient(str(leader.address)) as client:
+        assert owned(client, "earlier")
+        client.unlock("earlier", TOPIC, group=GROUP)
+        back = go_back(url)
         first = owned(client, "one")
         client.unlock("one", TOPIC, group=GROUP)
     before = leader.coordinator.running.parts.term
