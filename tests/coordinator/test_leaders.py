@@ -312,8 +312,10 @@ def test_status_and_doctor_show_the_leader_and_its_state(
     leader: RunningCoordinator, url: str, cluster: EmbeddedBroker
 ) -> None:
     status = CliRunner().invoke(main, ["status", "--server", cluster.address])
-    assert f"coordinator at {leader.address}, term 1, leads for" in status.output
-    assert "its state is in PostgreSQL" in status.output
+    assert f"coordinator at {leader.address}, leads for" in status.output
+    assert "others take over, term 1, state in PostgreSQL" in status.output
+    described = CliRunner().invoke(main, ["group", "describe", GROUP, "--server", cluster.address])
+    assert f"coordinated by {leader.address}, term 1, state in PostgreSQL" in described.output
     doctor = CliRunner().invoke(main, ["doctor", "--state", url])
     assert "has 1 group of cluster" in doctor.output
     assert "fsync is off" in doctor.output

@@ -328,6 +328,7 @@ class Admin(OffsetAdmin, MessageAdmin):
             note=BROADCASTING_NOTE if broadcasting else "; ".join(dict.fromkeys(notes)),
             broadcasting=broadcasting,
             coordinator="" if coordinator is None else str(coordinator),
+            leader=None if coordinator is None else self._calls.leader(coordinator),
         )
 
     def _coordinated_queues(self, coordinator: Address, group: str) -> dict[MessageQueue, GroupQueue]:

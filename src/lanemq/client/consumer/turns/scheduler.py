@@ -244,9 +244,12 @@ class Scheduler:
         return None if timeout is None else Millis(self._clock.now() + to_millis(timeout))
 
     def _pause(self, deadline: Millis | None) -> float | None:
-        """Seconds until there may be work, or until the caller should look again; None: until woken."""
+        """Seconds until there may be work, or until the caller should look again; None: until woken.
+
+        Never 0: while a quick worker is enough, a held key whose time has come is left to it.
+        """
         ends = [end for end in (self._lanes.wait().until, deadline) if end is not None]
-        return max(0, min(min(ends) - self._clock.now(), MAX_SLEEP_MS)) / 1000 if ends else None
+        return max(1, min(min(ends) - self._clock.now(), MAX_SLEEP_MS)) / 1000 if ends else None
 
     def _must_watch(self) -> bool:
         """Whether a worker that goes to sleep must watch, because runs wait behind others, or for a worker."""
