@@ -118,7 +118,7 @@ class Server:
         nanoseconds: Callable[[], int] | None = None,
         may_answer: Callable[[], bool] | None = None,
     ) -> None:
-        """`nanoseconds` measures the slices of the peers. Before replies are written, `may_answer` is asked if given."""
+        """`nanoseconds` measures the slices of the peers. `may_answer`, if given, is asked before each reply."""
         self.dispatcher = dispatcher
         self.reads: Reads = reads or NoReads()
         self.max_frame_bytes = max_frame_bytes
