@@ -14,6 +14,7 @@ from tests.documents import ROOT
 
 from lanemq.broker.monitor.catalogue import CATALOGUE
 from lanemq.client.metrics import CONSUMER_CATALOGUE
+from lanemq.coordinator.figures import COORDINATOR_CATALOGUE
 from lanemq.model.figures import Kind
 
 yaml = pytest.importorskip("yaml")
@@ -217,7 +218,7 @@ def test_the_texts_of_an_alert_name_what_it_is_about(promtool: str, tmp_path: Pa
 def every_series() -> dict[str, str]:
     """One series of each metric, with its own name as the value of each label, that grows every minute."""
     found = {series(name): "0+5x60" for name in ("process_cpu_seconds_total", "process_resident_memory_bytes")}
-    for metric in (*CATALOGUE, *CONSUMER_CATALOGUE):
+    for metric in (*CATALOGUE, *COORDINATOR_CATALOGUE, *CONSUMER_CATALOGUE):
         labels = dict(zip(metric.labels, metric.labels, strict=True))
         if metric.kind is Kind.HISTOGRAM:
             for limit in ("0.1", "+Inf"):

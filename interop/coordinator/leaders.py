@@ -14,6 +14,7 @@ from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.calls import AdminCalls
 from lanemq.client.coordination import EVERY_GROUP, Leader, coordinators
 from lanemq.model.errors import LaneError
+from lanemq.net.address import Address
 from lanemq.testing.stock_broker import stock_broker
 
 MEMBERS_HOST = "127.0.0.2"
@@ -86,7 +87,10 @@ class FakedCluster:
 @contextlib.contextmanager
 def pair(folder: Path) -> Iterator[Pair]:
     """Two coordinators beside a broker that looks like Apache's, and a group that they coordinate."""
-    with stock_broker(BrokerOptions(folder / "broker")) as broker, running_postgres() as postgres:
+    with (
+        stock_broker(BrokerOptions(folder / "broker", listen=Address(HOST, 0))) as broker,
+        running_postgres() as postgres,
+    ):
         with Admin(broker.address) as admin:
             admin.create_topic(TOPIC, QUEUES, ordered=True)
         run = Run(FakedCluster(broker.address), folder)  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 import contextlib
 import socket
 import threading
+from collections.abc import Callable
 
 
 class Relay:
@@ -16,7 +17,8 @@ class Relay:
         self._lock = threading.Lock()
         self._listener = socket.create_server(address)
         self.port: int = self._listener.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._threads: set[threading.Thread] = set()
+        self._begin(self._accept)
 
     def cut(self) -> None:
         """Nothing passes any more, and nobody is told: as when a network is lost."""
@@ -32,14 +34,23 @@ class Relay:
                 end.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self.mend()
+        for thread in tuple(self._threads):
+            thread.join(5)
+
+    def _begin(self, work: Callable[..., None], *ends: socket.socket) -> None:
+        thread = threading.Thread(target=work, args=ends, daemon=True)
+        self._threads = {each for each in self._threads if each.is_alive()} | {thread}
+        thread.start()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                threading.Thread(target=self._connect, args=(client,), daemon=True).start()
+                self._begin(self._connect, client)
 
     def _connect(self, client: socket.socket) -> None:
         try:
@@ -50,12 +61,16 @@ class Relay:
         with self._lock:
             self._ends |= {client, server}
         for source, end in ((client, server), (server, client)):
-            threading.Thread(target=self._pump, args=(source, end), daemon=True).start()
+            self._begin(self._pump, source, end)
 
     def _to_target(self) -> socket.socket:
         if isinstance(self.target, str):
             server = socket.socket(socket.AF_UNIX)
-            server.connect(self.target)
+            try:
+                server.connect(self.target)
+            except OSError:
+                server.close()
+                raise
             return server
         return socket.create_connection(self.target, timeout=5)
 
@@ -65,8 +80,9 @@ class Relay:
                 if self._cut:
                     continue
                 end.sendall(data)
-        with self._lock:
-            self._ends -= {source, end}
         for each in (source, end):
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
+        with self._lock:
+            self._ends.discard(source)
+        source.close()  # the other direction closes its own

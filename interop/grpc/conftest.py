@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from interop.grpc.programs import CLIENTS, ONLY_SIMPLE, ClientRun, FrontRun
+from interop.grpc.programs import CLIENTS, ONLY_SIMPLE, WITHOUT_TLS, ClientRun, FrontRun
 from interop.maven import UnavailableError
 from interop.ports import eventually
 from lanemq.broker.config import BrokerOptions
@@ -32,6 +32,7 @@ class Scene:
         self._command = command
         self.consuming = "simple" if language in ONLY_SIMPLE else "push"
         """The role of a consumer, where a case does not depend on it."""
+        self.has_tls = language not in WITHOUT_TLS
         self.environment: dict[str, str] = {}
         """For clients, in addition."""
         self._open: list[ClientRun | FrontRun] = []

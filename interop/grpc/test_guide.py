@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from interop.grpc.conftest import command_of, staged
-from interop.grpc.programs import HERE
+from interop.grpc.programs import HERE, rust_target
 from interop.ports import eventually
 
 GUIDE = HERE.parents[1] / "docs" / "guides" / "grpc.md"
@@ -46,14 +46,12 @@ def _go(folder: Path, text: str, command: list[str]) -> list[str]:
 
 
 def _rust(folder: Path, text: str, command: list[str]) -> list[str]:
-    """Beside the packages that are compiled already."""
     for name in ("Cargo.toml", "Cargo.lock"):
-        shutil.copy(HERE / "rust" / name, folder)
+        settings = (HERE / "rust" / name).read_text()
+        (folder / name).write_text(settings.replace('name = "client"', 'name = "orders"'))
     (folder / "src").mkdir()
     (folder / "src" / "main.rs").write_text(text)
-    target = Path(command[0]).parents[1]
-    shutil.copytree(target, folder / "target")
-    return ["cargo", "run", "--quiet", "--locked"]
+    return ["env", f"CARGO_TARGET_DIR={rust_target()}", "cargo", "run", "--quiet", "--locked"]
 
 
 Writer = Callable[[Path, str, list[str]], list[str]]

@@ -72,7 +72,7 @@ def test_of_two_one_leads_and_the_other_says_who(contend: Contend, leader: Runni
         refused = client.ask(RequestCode.LOCK_BATCH_MQ)
     assert refused.code == ResponseCode.NOT_LEADER
     assert refused.ext["laneLeader"] == str(leader.address)
-    assert int(refused.ext["laneTerm"]) == leader.coordinator.running.parts.term
+    assert int(refused.ext["laneTerm"]) == leader.coordinator.running.context.term
 
 
 def test_a_leader_that_stops_hands_over_and_owners_keep_their_epochs(
@@ -113,7 +113,7 @@ def locked_row(url: str) -> Iterator[None]:
 def answers_without_a_term(running: RunningCoordinator, url: str) -> bool:
     """Whether a leader still answers as one after its state has confirmed nothing for longer than a term."""
     with RawClient(str(running.address)) as client, locked_row(url):
-        term = running.coordinator.running.parts.term
+        term = running.coordinator.running.context.term
         clock = running.coordinator._clock
         begin = clock.now()
         until(lambda: clock.now() > begin + 3_000)
@@ -185,9 +185,9 @@ def epochs_around_a_loss(leader: RunningCoordinator, url: str) -> tuple[int, int
     with RawClient(str(leader.address)) as client:
         first = owned(client, "one")
         client.unlock("one", TOPIC, group=GROUP)
-    before = leader.coordinator.running.parts.term
+    before = leader.coordinator.running.context.term
     back()
-    until(lambda: leader.coordinator.leads and leader.coordinator.running.parts.term > before)
+    until(lambda: leader.coordinator.leads and leader.coordinator.running.context.term > before)
     with RawClient(str(leader.address)) as client:
         return first, owned(client, "two")
 
@@ -215,7 +215,7 @@ def test_a_member_that_was_granted_a_higher_epoch_raises_the_floor(leader: Runni
 def test_a_member_that_has_seen_a_higher_term_makes_the_leader_begin_one_above_it(leader: RunningCoordinator) -> None:
     with RawClient(str(leader.address)) as client, contextlib.suppress(OSError, EOFError, AssertionError):
         client.heartbeat("one", GROUP, {TOPIC: "*"}, laneTerm="50")
-    until(lambda: leader.coordinator.leads and leader.coordinator.running.parts.term > 50)
+    until(lambda: leader.coordinator.leads and leader.coordinator.running.context.term > 50)
 
 
 def test_a_leader_of_a_state_that_may_have_lost_changes_ends_all_leases_and_waits(
@@ -237,12 +237,12 @@ def test_a_leader_of_a_state_that_may_have_lost_changes_ends_all_leases_and_wait
 
 
 def test_what_is_left_of_a_former_term_writes_nothing_in_the_next_one(leader: RunningCoordinator) -> None:
-    rows, before = leader.coordinator.running.parts.state, leader.coordinator.running.parts.term
+    rows, before = leader.coordinator.running.context.state, leader.coordinator.running.context.term
     leader.coordinator._store.term.end("for the test")  # type: ignore[union-attr]
-    until(lambda: leader.coordinator.leads and leader.coordinator.running.parts.term > before)
+    until(lambda: leader.coordinator.leads and leader.coordinator.running.context.term > before)
     with pytest.raises(Exception, match="does not lead any more"):
         rows.put("name", "late")
-    assert leader.coordinator.running.parts.state.get("name") is None
+    assert leader.coordinator.running.context.state.get("name") is None
 
 
 # refusals
@@ -312,8 +312,10 @@ def test_status_and_doctor_show_the_leader_and_its_state(
     leader: RunningCoordinator, url: str, cluster: EmbeddedBroker
 ) -> None:
     status = CliRunner().invoke(main, ["status", "--server", cluster.address])
-    assert f"coordinator at {leader.address}, term 1, leads for" in status.output
-    assert "its state is in PostgreSQL" in status.output
+    assert f"coordinator at {leader.address}, leads for" in status.output
+    assert "others take over, term 1, state in PostgreSQL" in status.output
+    described = CliRunner().invoke(main, ["group", "describe", GROUP, "--server", cluster.address])
+    assert f"coordinated by {leader.address}, term 1, state in PostgreSQL" in described.output
     doctor = CliRunner().invoke(main, ["doctor", "--state", url])
     assert "has 1 group of cluster" in doctor.output
     assert "fsync is off" in doctor.output

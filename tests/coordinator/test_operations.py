@@ -24,7 +24,7 @@ from lanemq.errors import NotAllowed
 from lanemq.model.errors import StorageError, UsageError
 from lanemq.net.address import Address
 from lanemq.net.security import TlsOptions
-from lanemq.net.server_tls import ServerTls
+from lanemq.net.serving.server_tls import ServerTls
 from lanemq.testing.embedded import EmbeddedBroker
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.signing import Credentials

@@ -14,7 +14,7 @@ from lanemq.broker.handlers.groups import GroupHandler
 from lanemq.broker.left_out import leave_out
 from lanemq.core.brokering.lock_table import DISCONNECT_GRACE_MS
 from lanemq.core.brokering.members.group import ConnectionId
-from lanemq.net.peer import Peer
+from lanemq.net.serving.peer import Peer
 from lanemq.wire.command import Frame, decode_command
 
 StoreSends = Callable[[Peer, deque[Frame]], bool]

@@ -14,7 +14,7 @@ from lanemq.model.names import TOOLS_GROUP, pull_group
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
 from lanemq.net.address import Address, parse_address
-from lanemq.net.connection import Connection, ConnectionPool
+from lanemq.net.calling.connection import Connection, ConnectionPool
 from lanemq.wire.admin_headers import ConsumeStatsHeader, KvHeader
 from lanemq.wire.bodies import LockRequest, LockResponse, QueueBody
 from lanemq.wire.codes import RequestCode, ResponseCode

@@ -98,19 +98,20 @@ class Election:
         renewal: asyncio.Task[None] | None = None
         renewed_at = self._clock.now()
         while term.check(now=self._clock.now()):
-            if renewal is not None and renewal.done():
-                if (error := renewal.exception()) is not None:
-                    self._warnings.warn("renewal", f"the term could not be renewed: {error}")
-                renewal = None
-            if renewal is None and self._clock.now() - renewed_at >= RENEW_EVERY_MS:
+            if (renewal is None or renewal.done()) and self._clock.now() - renewed_at >= RENEW_EVERY_MS:
                 renewed_at = self._clock.now()
-                renewal = asyncio.create_task(self._thread.call(self._store.renew))
+                renewal = asyncio.create_task(self._renew())
             await asyncio.sleep(CHECK_SECONDS)
         self.ended(term)
-        if renewal is not None:
+        if renewal is not None and not renewal.done():
             self._store.cut()
-            await asyncio.wait([renewal])
-            renewal.exception()
+            await renewal
+
+    async def _renew(self) -> None:
+        try:
+            await self._thread.call(self._store.renew)
+        except StorageError as error:
+            self._warnings.warn("renewal", f"the term could not be renewed: {error}")
 
     def ended(self, term: Term) -> None:
         """The term is over; the next one begins with what is in the store then."""

@@ -71,18 +71,6 @@ GIVEN_UP = Metric(
     COUNTER,
     "Topics of groups in which members waited in vain for a lost member with more tags, and skip its messages now.",
 )
-LEADS = Metric("lanemq_coordinator_leads", GAUGE, "1 if this coordinator leads, 0 if it waits for another one.")
-LEADER_KNOWN = Metric(
-    "lanemq_coordinator_leader_known", GAUGE, "1 if this coordinator leads or knows who does, 0 if nobody does."
-)
-TERM = Metric("lanemq_coordinator_term", GAUGE, "The term of the coordinator that leads, as this one knows it.")
-TERMS = Metric("lanemq_coordinator_terms_total", COUNTER, "How often this coordinator began to lead.")
-STORE_UP = Metric("lanemq_coordinator_store_up", GAUGE, "1 if the coordinator reaches its state, 0 if not.")
-STORE_WRITE = Metric(
-    "lanemq_coordinator_store_write_seconds",
-    GAUGE,
-    "How long the last change of a PostgreSQL state took; 0 for a folder.",
-)
 MEMBERS = Metric("lanemq_group_members", GAUGE, "Connected members of a group.", ("group",))
 REPORTED = Metric(
     "lanemq_group_reported",

@@ -8,9 +8,10 @@ import msgspec
 
 from lanemq.cli.options import YES, CliError, InOrder, WrongUsage, asks_server, confirm, parse_time
 from lanemq.cli.output import Grid, duration_text, plural, show
-from lanemq.client.admin.admin import Admin, Position
-from lanemq.client.admin.coordinated import CoordinatedAdmin
+from lanemq.client.admin.admin import Admin
+from lanemq.client.admin.coordinated import CoordinatedAdmin, leader_note
 from lanemq.client.admin.dead_letters import count_dead_letters
+from lanemq.client.admin.group_offsets import Position
 from lanemq.client.admin.parked import ParkedAdmin, ParkedLaneView
 from lanemq.client.admin.queue_progress import QueueBacklog, queue_progress
 from lanemq.client.admin.resets import reset_as_shown, shown_changes
@@ -168,7 +169,7 @@ def describe(name: str, server: str, as_json: bool) -> None:
         f"group {name}: {plural(len(found.members), 'member')}"
         + ("" if found.broadcasting else f", lag {plural(found.lag, 'message')}")
         + (f", the oldest is {duration_text(oldest)} old" if oldest is not None else "")
-        + (f", coordinated by {found.coordinator}" if found.coordinator else ""),
+        + (f", coordinated by {found.coordinator}{leader_note(found.leader)}" if found.coordinator else ""),
         _grid_of_queues(
             _COLUMNS,
             [_row(each) for each in queues],

@@ -10,11 +10,11 @@ from lanemq.cli.options import asks_server
 from lanemq.cli.output import NONE, Grid, Part, duration_text, plural, show, size_text
 from lanemq.cli.security import ConnectingCommand
 from lanemq.client.admin.admin import Admin
-from lanemq.client.admin.coordinated import CoordinatedAdmin
+from lanemq.client.admin.coordinated import CoordinatedAdmin, leader_note
 from lanemq.client.admin.views import BrokerFigures
 from lanemq.model.errors import BrokerRefused, TransportError
 from lanemq.model.names import RETRY_PREFIX
-from lanemq.net.certificate_end import RENEW, SOON_MS
+from lanemq.net.serving.certificate_end import RENEW, SOON_MS
 from lanemq.wire.lane_bodies import LeaderAnswer
 
 MAX_GROUPS = 15
@@ -70,18 +70,11 @@ def _leader_document(leader: LeaderAnswer | str) -> dict[str, object]:
 
 
 def leader_text(leader: LeaderAnswer) -> str:
-    """Who coordinates groups, in one line or a few."""
-    others = ", others take over" if leader.shared else ", no other one takes over"
-    line = (
-        f"coordinator at {leader.address}, term {leader.term}, leads for {duration_text(leader.leads_millis)}{others}"
-    )
-    lines = [line, f"  its state is in {leader.store}"]
-    if leader.write_millis:
-        lines[-1] += f", the last change took {leader.write_millis} ms"
-    for each in leader.standbys:
-        behind = "lag not known" if each.lag_bytes < 0 else f"{size_text(each.lag_bytes)} behind"
-        lines.append(f"  standby {each.name}, {'confirms changes' if each.confirms else 'asynchronous'}, {behind}")
-    return "\n".join([*lines, *(f"  WARNING: {problem}" for problem in leader.problems)])
+    """Who coordinates groups."""
+    others = "others take over" if leader.shared else "no other one takes over"
+    took = f", the last change took {leader.write_millis} ms" if leader.write_millis else ""
+    led = duration_text(leader.leads_millis)
+    return f"coordinator at {leader.address}, leads for {led}, {others}{leader_note(leader)}{took}"
 
 
 def screen(broker: BrokerFigures) -> Iterator[Part]:

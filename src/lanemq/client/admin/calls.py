@@ -17,11 +17,12 @@ from lanemq.model.errors import TransportError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis, Seconds
 from lanemq.net.address import Address, Servers, parse_address, parse_addresses
-from lanemq.net.blocking import BlockingConnection
+from lanemq.net.calling.blocking import BlockingConnection
 from lanemq.net.security import OPEN, Security
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import Header, NotLeaderHeader
+from lanemq.wire.lane_bodies import LeaderAnswer
 from lanemq.wire.record import RecordView, record_starts
 from lanemq.wire.route_bodies import SubscriptionGroupTable
 
@@ -86,6 +87,7 @@ class AdminCalls:
         self._named = coordinators
         self._coordinators: tuple[Millis, dict[str, Address]] | None = None
         """When it was asked who coordinates which group, and the answer."""
+        self._leader: tuple[Millis, LeaderAnswer | None] | None = None
         tell_child(self)
 
     def forked(self) -> None:
@@ -112,6 +114,14 @@ class AdminCalls:
     def coordinator_of(self, group: str) -> Address | None:
         """The coordinator of a group; None if its brokers coordinate it."""
         return self._all_coordinators().get(group)
+
+    def leader(self, coordinator: Address) -> LeaderAnswer | None:
+        """What the coordinator says of its term and its state; None if it does not. Asked again after five seconds."""
+        now = self.clock.now()
+        if self._leader is None or now - self._leader[0] > COORDINATOR_MS:
+            reply = self.request(coordinator, Command(RequestCode.LANE_LEADER, 0))
+            self._leader = now, LeaderAnswer.decode(reply.body) if reply.code == ResponseCode.SUCCESS else None
+        return self._leader[1]
 
     def keeper(self, group: str, broker: str, masters: Masters | None = None) -> tuple[Address | None, bool]:
         """Who keeps a group's leases, offsets and lanes in the queues of a broker, and whether it is of LaneMQ.

@@ -111,8 +111,8 @@ class ConsumerOptions:
     """How bodies become values: "json", "text", "bytes", or an object with `encode` and `decode`."""
 
     coordinator: str | None = None
-    """Address of the group's coordinator, `host:port`, if members must reach it at another one than it told the name
-    servers. None: as the environment says (`LANEMQ_COORDINATOR`), else the name servers."""
+    """Address of the group's coordinator, `host:port`, or several joined by `;`, if members must reach them at others
+    than they told the name servers. None: as the environment says (`LANEMQ_COORDINATOR`), else the name servers."""
 
     drop_repeats: bool | None = None
     """Leaves out messages that an Apache broker stored twice because an answer was lost, as their producer stamps

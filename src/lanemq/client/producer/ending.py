@@ -26,7 +26,13 @@ EXIT_SECONDS = 10.0
 """How long the exit of a program waits for messages that were accepted. Longer, and a program that cannot reach its
 broker seems to hang at its end."""
 
-_LOCKING = ("lanemq.client.producer", "lanemq.client.routing", "lanemq.net.blocking", "concurrent.futures", "logging")
+_LOCKING = (
+    "lanemq.client.producer",
+    "lanemq.client.routing",
+    "lanemq.net.calling.blocking",
+    "concurrent.futures",
+    "logging",
+)
 """Modules in which the main thread may hold a lock that another thread of a producer needs."""
 
 

@@ -3,8 +3,11 @@
 import asyncio
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 from lanemq.client.producer.async_producer import AsyncProducer
+from lanemq.client.producer.engine import SENDING
 from lanemq.client.receipt import Receipt
 from lanemq.model.errors import LaneError
 from lanemq.testing.sim.effects import sum_of
@@ -19,6 +22,11 @@ Outgoing = tuple[str, dict[str, object]]
 
 class SimProducer(AsyncProducer):
     """Ends with its simulated process, not with the program that simulates it."""
+
+    def __init__(self, *arguments: Any, window: int, **settings: Any) -> None:
+        """`window` differs between simulations, so that they also meet batches that wait for each other."""
+        self._sending = replace(SENDING, window=window)
+        super().__init__(*arguments, **settings)
 
     def end_with_program(self, seconds: float) -> None:
         """Reports nothing: a killed process does not either."""
@@ -61,7 +69,6 @@ class ProducerProgram:
             clock=host.clock,
             history=history,
             window=plan.window,
-            linger=plan.linger_ms / 1000,
             delivery_timeout=seconds,
             timeout=seconds,
         )
