@@ -34,7 +34,7 @@ def test_what_a_batch_did_is_seen_only_when_it_is_finished(tmp_path: Path, monke
     pipeline = stopped(tmp_path, Park())
     before = state_table(tmp_path)
 
-    def dies(*_: Any) -> None:
+    def dies(*_: Any, **__: Any) -> None:
         raise RuntimeError("the driver died")
 
     monkeypatch.setattr(type(pipeline.units), "record", dies)
