@@ -1,4 +1,4 @@
-"""`once` with a connection that it opens, under a time-out of the program (`asyncio.timeout`) that strikes at any point."""
+"""`once` with a connection that it opens, under a time-out of the program (`asyncio.timeout`) that strikes anywhere."""
 
 import asyncio
 from pathlib import Path
@@ -13,7 +13,7 @@ from lanemq.effects import once
 @pytest.mark.parametrize("statement", ["BEGIN", "INSERT", "RELEASE", "ROLLBACK"])
 @pytest.mark.parametrize("fails", [False, True], ids=["block succeeds", "block fails"])
 def test_a_cancelled_block_gives_its_connection_back(tmp_path: Path, statement: str, fails: bool) -> None:
-    """With a pool, each one that is not given back is missing for ever, and holds the row of its key in a transaction."""
+    """With a pool, each one that is not given back is missing for ever, and it holds the row of its key."""
     asyncio.run(_cancelled_at(statement, tmp_path / "shop.db", fails=fails))
 
 

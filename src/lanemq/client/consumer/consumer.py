@@ -12,7 +12,9 @@ releases the queues.
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Unpack
 
 from lanemq.client.consumer.engine import EngineThread, without_resources
@@ -25,6 +27,7 @@ from lanemq.client.consumer.turns.history import TurnRecorder
 from lanemq.client.consumer.turns.scheduler import MessageFinished, MessageRun, Scheduler
 from lanemq.client.consumer.turns.subscription import Subscription, make_scheduler, ordered_by
 from lanemq.client.consumer.turns.workers import RunEnd
+from lanemq.client.ending import close_here_or_aside
 from lanemq.client.message import Message
 from lanemq.client.metrics import as_numbers
 from lanemq.clock import Clock
@@ -63,9 +66,16 @@ class Consumer:
         self._thread.start()
 
     def close(self, *, now: bool = False) -> None:
-        """Commits, and hands the queues over. Undecided messages are delivered again."""
+        """Commits, and hands the queues over. Undecided messages are delivered again.
+
+        A signal handler may call it. If the signal interrupted a call of a client, this returns at once, and closing
+        continues in the background; the end of the program waits for it.
+        """
         if self._thread.in_child:
             return
+        close_here_or_aside(partial(self._close, now=now), sys._getframe(1))  # noqa: SLF001
+
+    def _close(self, *, now: bool) -> None:
         self._undecided.give_back()
         try:
             self._thread.stop(now=now)
@@ -86,7 +96,10 @@ class Consumer:
         return self._undecided.add(run)
 
     def done(self, message: Message) -> bool:
-        """Finishes the message; its lane continues. False: the queue was lost, and the message is delivered again."""
+        """Finishes the message; its lane continues.
+
+        False: the message is delivered again, because the queue was lost or the consumer was closed in between.
+        """
         self._thread.check_process()
         return self._undecided.done(message)
 
@@ -99,6 +112,8 @@ class Consumer:
         """Moves the message to the group's dead letters; its lane continues. False: the broker did not take it."""
         self._thread.check_process()
         run, end = self._undecided.dead(message, why)
+        if run is None:
+            return False
         engine = self._thread.engine
         reporting = engine.reporter.report(engine.subscriptions[run.queue.topic], run, end)
         return asyncio.run_coroutine_threadsafe(reporting, self._thread.loop).result().why is Why.STOPPED
@@ -132,7 +147,8 @@ class Consumer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        if not self._thread.in_child:
+            self._close(now=False)
 
 
 def subscriptions_for(topics: str | Sequence[str], tags: str, policy: FailurePolicy | None) -> list[Subscription]:
@@ -155,6 +171,7 @@ class Undecided:
     def __init__(self, scheduler: Scheduler, group: str, history: History, clock: Clock) -> None:
         self._scheduler = scheduler
         self._runs: dict[Message, MessageRun] = {}
+        self._given_back = False
         self._recorder = TurnRecorder(group, history, clock) if history.on else None
 
     def add(self, run: MessageRun) -> Message:
@@ -167,34 +184,45 @@ class Undecided:
         return message
 
     def done(self, message: Message) -> bool:
-        """False if the queue was lost: its next owner gets the message again."""
-        return self._finish(message, None).why is not Why.QUEUE_GONE
+        """False if the queue was lost, or everything was given back: its next owner gets the message again."""
+        finished = self._finish(message, None)
+        return finished is not None and finished.why is not Why.QUEUE_GONE
 
-    def retry(self, message: Message, after: Seconds | None) -> MessageFinished:
-        return self._finish(message, Stop(FAILED if after is None else Suspend(retry_delay(after))))
+    def retry(self, message: Message, after: Seconds | None) -> None:
+        self._finish(message, Stop(FAILED if after is None else Suspend(retry_delay(after))))
 
-    def dead(self, message: Message, why: str) -> tuple[MessageRun, RunEnd]:
-        """The run, and the end that makes its message a dead letter; the caller reports it."""
+    def dead(self, message: Message, why: str) -> tuple[MessageRun | None, RunEnd]:
+        """The run, and the end that makes its message a dead letter; the caller reports it. None: given back."""
         check_text("why", why)
         stop = Stop(Suspend(None), dead_letter=why)
         return self._remove(message, stop), RunEnd(stop, 0)
 
     def give_back(self) -> None:
         """Returns everything undecided to its lane. Safe while other threads decide: each run ends once."""
+        self._given_back = True
         with contextlib.suppress(KeyError):  # empty
             while True:
                 _, run = self._runs.popitem()
                 self._scheduler.finish(run, STOPPED)
 
-    def _finish(self, message: Message, stop: Stop | None) -> MessageFinished:
+    def _finish(self, message: Message, stop: Stop | None) -> MessageFinished | None:
         run = self._remove(message, stop)
-        if stop is None:
-            return self._scheduler.finish(run, DONE)
-        return self._scheduler.finish(run, stop.outcome, reason="the consumer asked for a retry")
+        if run is None:
+            return None
+        try:
+            if stop is None:
+                return self._scheduler.finish(run, DONE)
+            return self._scheduler.finish(run, stop.outcome, reason="the consumer asked for a retry")
+        except UsageError:  # a signal handler or finalizer has interrupted this thread: it may decide later
+            self._runs[message] = run
+            raise
 
-    def _remove(self, message: Message, stop: Stop | None) -> MessageRun:
+    def _remove(self, message: Message, stop: Stop | None) -> MessageRun | None:
+        """The run of a message, which is decided now; None if a `close` has given it back before."""
         check_kind("message", message, Message, "a message that this consumer delivered")
         run = self._runs.pop(message, None)
+        if run is None and self._given_back:
+            return None
         if run is None:
             raise UsageError(f"{message} is not waiting for a decision: decide about each message once")
         if self._recorder is not None:
