@@ -37,10 +37,11 @@ consumer = Consumer(address, group=group, topics="signalled", clock=clock)
 @pytest.fixture(scope="module")
 def broker() -> Iterator[EmbeddedBroker]:
     with EmbeddedBroker() as running:
-        with Producer(running.address, create=["signalled", "decided", "answers"]) as producer:
+        with Producer(running.address, create=["signalled", "decided", "answers", "empty"]) as producer:
             producer.send_many("signalled", [("k", n) for n in range(3)])
             producer.send_many("decided", [("k", 0), ("other", 0)])
             producer.send("answers", 0, key="k")
+            producer.send("empty", 0, key="k")
         yield running
 
 
@@ -131,6 +132,68 @@ print("ended")
 
 def test_an_app_stopped_in_the_middle_of_a_call_ends_after_it(broker: EmbeddedBroker) -> None:
     assert lines(broker, "stops", STOPS) == ["stopping", "handled", "ended"]
+
+
+RAISES = """
+class TimeIsUp(Exception):
+    pass
+
+def raises(*_):
+    raise TimeIsUp
+
+signal.signal(signal.SIGUSR1, raises)
+consumer.start()
+first = consumer.poll()
+clock.armed = True
+try:
+    consumer.done(first)
+except TimeIsUp:
+    print("interrupted", consumer.done(first), flush=True)
+try:
+    consumer.poll(10)
+except LaneError as error:
+    print(error, flush=True)
+began = time.monotonic()
+consumer.close()
+print(time.monotonic() - began < 15, flush=True)
+with Consumer(address, group=group, topics="signalled") as another:
+    print(another.poll(20).value())
+"""
+
+
+def test_a_handler_that_raises_in_the_middle_of_a_change_ends_the_consumer(broker: EmbeddedBroker) -> None:
+    """The key would wait until the consumer is closed, and nobody would know."""
+    printed = lines(broker, "raises", RAISES)
+    assert printed[0] == "interrupted False"
+    assert "TimeIsUp() in the middle of a change" in printed[1]
+    assert printed[2:] == ["True", "0"]
+
+
+SLEEPS = """
+class TimeIsUp(Exception):
+    pass
+
+def raises(*_):
+    raise TimeIsUp
+
+signal.signal(signal.SIGALRM, raises)
+consumer = Consumer(address, group=group, topics="empty")
+consumer.start()
+consumer.done(consumer.poll())
+signal.setitimer(signal.ITIMER_REAL, 0.5)
+try:
+    consumer.poll()
+except TimeIsUp:
+    print("interrupted")
+with Producer(address) as producer:
+    producer.send("empty", 1, key="k")
+print(consumer.done(consumer.poll(20)))
+consumer.close()
+"""
+
+
+def test_a_handler_that_raises_while_a_poll_waits_changes_nothing(broker: EmbeddedBroker) -> None:
+    assert lines(broker, "sleeps", SLEEPS) == ["interrupted", "True"]
 
 
 def test_what_a_handler_has_given_back_is_not_done(broker: EmbeddedBroker) -> None:

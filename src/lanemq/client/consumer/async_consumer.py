@@ -93,7 +93,7 @@ class AsyncConsumer:
         run = await self._scheduler.take_run_async(None if timeout is None else seconds("timeout", timeout))
         if run is None and self._engine is not None and self._engine.failure is not None:
             raise ended_by(self._engine.failure)
-        return None if run is None else self._undecided.add(run)
+        return self._undecided.add(run)
 
     async def done(self, message: Message) -> bool:
         """Finishes the message; its lane continues.

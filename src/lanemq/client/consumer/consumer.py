@@ -13,9 +13,9 @@ releases the queues.
 import asyncio
 import contextlib
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Unpack
+from typing import TypeVar, Unpack
 
 from lanemq.client.consumer.engine import EngineThread, without_resources
 from lanemq.client.consumer.inspection import ConsumerSnapshot, take_snapshot
@@ -24,7 +24,7 @@ from lanemq.client.consumer.options import ConsumerSettings, consumer_options
 from lanemq.client.consumer.signals import TERMINATION
 from lanemq.client.consumer.turns.handler import Stop, retry_delay
 from lanemq.client.consumer.turns.history import TurnRecorder
-from lanemq.client.consumer.turns.scheduler import MessageFinished, MessageRun, Scheduler
+from lanemq.client.consumer.turns.scheduler import MessageFinished, MessageRun, Scheduler, was_asleep
 from lanemq.client.consumer.turns.subscription import Subscription, make_scheduler, ordered_by
 from lanemq.client.consumer.turns.workers import RunEnd
 from lanemq.client.ending import close_here_or_aside
@@ -35,10 +35,12 @@ from lanemq.core.consuming.retry_policy import DeadLetter, FailurePolicy
 from lanemq.core.consuming.runs import DONE, FAILED, STOPPED, Suspend, Why
 from lanemq.history import History
 from lanemq.model.checks import check_kind, check_text, seconds
-from lanemq.model.errors import Closed, InvalidOption, UsageError
+from lanemq.model.errors import Closed, InvalidOption, LaneError, UsageError
 from lanemq.model.units import Seconds
 from lanemq.model.wording import shown
 from lanemq.net.address import Servers
+
+T = TypeVar("T")
 
 
 class Consumer:
@@ -61,6 +63,7 @@ class Consumer:
         self._thread = EngineThread(self.options, without_resources(subscriptions), lambda *_: self._scheduler)
         self._term: object | None = None
         self._ending = False
+        self._interruption: BaseException | None = None
 
     def start(self) -> None:
         self._thread.start()
@@ -88,12 +91,12 @@ class Consumer:
         Raises:
             LaneError: the consumer ended by an error.
         """
-        self._thread.check_process()
-        run = self._scheduler.take_run(None if timeout is None else seconds("timeout", timeout))
-        if run is None:
+        self._check()
+        limit = None if timeout is None else seconds("timeout", timeout)
+        message = self._whole(lambda: self._undecided.add(self._scheduler.take_run(limit)))
+        if message is None:
             self._thread.check()
-            return None
-        return self._undecided.add(run)
+        return message
 
     def done(self, message: Message) -> bool:
         """Finishes the message; its lane continues.
@@ -101,12 +104,12 @@ class Consumer:
         False: the message is delivered again, because the queue was lost or the consumer was closed in between.
         """
         self._thread.check_process()
-        return self._undecided.done(message)
+        return self._whole(lambda: self._undecided.done(message))
 
     def retry(self, message: Message, after: Seconds | None = None) -> None:
         """Delivers the same message again, after `after` seconds or as the failure policy says."""
         self._thread.check_process()
-        self._undecided.retry(message, after)
+        self._whole(lambda: self._undecided.retry(message, after))
 
     def dead(self, message: Message, why: str = "") -> bool:
         """Moves the message to the group's dead letters; its lane continues. False: the broker did not take it."""
@@ -125,6 +128,31 @@ class Consumer:
     def metrics(self) -> dict[str, float]:
         """All metrics of docs/reference/metrics.md, by their names and labels. Any thread may call it."""
         return as_numbers(consumer_samples(self._thread.engine))
+
+    def _check(self) -> None:
+        self._thread.check_process()
+        if self._interruption is not None:
+            raise LaneError(
+                f"a signal handler raised {self._interruption!r} in the middle of a change, and this consumer has "
+                "ended: close it and make a new one, which gets the undecided messages again"
+            ) from self._interruption
+
+    def _whole(self, call: Callable[[], T]) -> T:
+        """Makes a call that changes lanes. If a signal handler raises in it, and it was not asleep, the consumer ends.
+
+        A lane may be half changed then: its key would wait until the consumer is closed, and nobody would know.
+        """
+        try:
+            return call()
+        except LaneError:
+            raise
+        except BaseException as error:
+            if not was_asleep(error):
+                self._interruption = error
+                self._undecided.forget()
+                with contextlib.suppress(LaneError):  # it has ended
+                    self._thread.engine.stop(now=True)
+            raise
 
     def __iter__(self) -> Iterator[Message]:
         if self._term is None:
@@ -174,8 +202,10 @@ class Undecided:
         self._given_back = False
         self._recorder = TurnRecorder(group, history, clock) if history.on else None
 
-    def add(self, run: MessageRun) -> Message:
-        """The message of a run; its lane waits for the decision."""
+    def add(self, run: MessageRun | None) -> Message | None:
+        """The message of a run, if there is one; its lane waits for the decision."""
+        if run is None:
+            return None
         (message,) = run.messages
         message.retried_here = run.attempt - 1
         self._runs[message] = run
@@ -204,6 +234,11 @@ class Undecided:
             while True:
                 _, run = self._runs.popitem()
                 self._scheduler.finish(run, STOPPED)
+
+    def forget(self) -> None:
+        """Everything undecided will be delivered to another member, and no decision about it counts."""
+        self._given_back = True
+        self._runs.clear()
 
     def _finish(self, message: Message, stop: Stop | None) -> MessageFinished | None:
         run = self._remove(message, stop)

@@ -310,6 +310,19 @@ class Scheduler:
         self._changed.ring()
 
 
+def was_asleep(error: BaseException) -> bool:
+    """Whether an exception of a signal handler came while its thread slept, when nothing was half done."""
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code is _ASLEEP:
+            return True
+        trace = trace.tb_next
+    return False
+
+
+_ASLEEP = Scheduler._sleep_until_changed.__code__  # noqa: SLF001
+
+
 def interrupts_itself() -> UsageError:
     """The error for a signal handler or finalizer that has interrupted its own thread in the middle of a change."""
     return UsageError(
