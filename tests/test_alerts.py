@@ -14,6 +14,7 @@ from tests.documents import ROOT
 
 from lanemq.broker.monitor.catalogue import CATALOGUE
 from lanemq.client.metrics import CONSUMER_CATALOGUE
+from lanemq.coordinator.figures import COORDINATOR_CATALOGUE
 from lanemq.model.figures import Kind
 
 yaml = pytest.importorskip("yaml")
@@ -55,7 +56,19 @@ FREE, MARK = series("lanemq_disk_free_bytes"), series("lanemq_disk_watermark_byt
 LAG, LATE = of_group("lanemq_lag_messages"), of_group("lanemq_lag_seconds")
 BACKLOG = of_group("lanemq_backlog_seconds")
 
+ONE, TWO = series("lanemq_coordinator_leads", instance="one"), series("lanemq_coordinator_leads", instance="two")
+WRITE = series("lanemq_coordinator_store_write_seconds")
+JOB = {"job": "lanemq"}
+
 CASES = [
+    Case("LaneMQNoCoordinator", {ONE: "0x60", TWO: "0x60"}, JOB),
+    Case("LaneMQNoCoordinator", {ONE: "1x20 0x40", TWO: "0x20 1x40"}, None),
+    Case("LaneMQCoordinatorWithoutState", {series("lanemq_coordinator_store_up"): "1x20 0x40"}, HERE),
+    Case("LaneMQCoordinatorWithoutState", {series("lanemq_coordinator_store_up"): "1x60"}, None),
+    Case("LaneMQCoordinatorStateSlow", {WRITE: "0.8x60"}, HERE),
+    Case("LaneMQCoordinatorStateSlow", {WRITE: "0.02x60"}, None),
+    Case("LaneMQCoordinatorChanged", {series("lanemq_coordinator_terms_total"): "1x25 2x40"}, JOB),
+    Case("LaneMQCoordinatorChanged", {series("lanemq_coordinator_terms_total"): "1x60"}, None),
     Case("LaneMQDown", {series("up"): "1x28 0x10"}, HERE),
     Case("LaneMQDown", {series("up"): "1x60"}, None),
     Case("LaneMQCertificateExpires", {series("lanemq_certificate_seconds"): "1209660-60x60"}, HERE),
@@ -205,7 +218,7 @@ def test_the_texts_of_an_alert_name_what_it_is_about(promtool: str, tmp_path: Pa
 def every_series() -> dict[str, str]:
     """One series of each metric, with its own name as the value of each label, that grows every minute."""
     found = {series(name): "0+5x60" for name in ("process_cpu_seconds_total", "process_resident_memory_bytes")}
-    for metric in (*CATALOGUE, *CONSUMER_CATALOGUE):
+    for metric in (*CATALOGUE, *COORDINATOR_CATALOGUE, *CONSUMER_CATALOGUE):
         labels = dict(zip(metric.labels, metric.labels, strict=True))
         if metric.kind is Kind.HISTOGRAM:
             for limit in ("0.1", "+Inf"):

@@ -23,6 +23,7 @@ from tests.documents import ROOT
 
 from lanemq.cli.server.broker import broker
 from lanemq.cli.server.console import console
+from lanemq.cli.server.coordinator import coordinator
 
 DEPLOY = ROOT / "deploy"
 SECONDS = 60.0
@@ -47,6 +48,9 @@ def container(file: str, kind: str) -> Any:
     return found
 
 
+COORDINATORS = yaml.safe_load((DEPLOY / "compose-coordinators.yaml").read_text("utf-8"))["services"]
+GIVEN = ["--cluster=ns1:9876", "--state=postgresql://postgres/lanemq"]
+"""What the environment of the containers gives."""
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text("utf-8"))["services"]
 
 
@@ -105,7 +109,14 @@ def test_no_image_runs_as_root_and_every_file_system_is_read_only() -> None:
     for service in ("broker", "console"):
         assert COMPOSE[service]["read_only"] is True
         assert COMPOSE[service]["cap_drop"] == ["ALL"]
-    for file, kind in (("broker.yaml", "StatefulSet"), ("consumers.yaml", "Deployment")):
+    for service in ("coordinator-one", "coordinator-two"):
+        assert COORDINATORS[service]["read_only"] is True
+        assert COORDINATORS[service]["cap_drop"] == ["ALL"]
+    for file, kind in (
+        ("broker.yaml", "StatefulSet"),
+        ("coordinators.yaml", "StatefulSet"),
+        ("consumers.yaml", "Deployment"),
+    ):
         pod = of_kind(file, kind)["spec"]["template"]["spec"]["securityContext"]
         assert (pod["runAsNonRoot"], pod["runAsUser"]) == (True, 10001)
         assert container(file, kind)["securityContext"]["readOnlyRootFilesystem"] is True
@@ -116,11 +127,17 @@ def test_the_options_of_every_command_exist() -> None:
         (instructions("broker")["CMD"], broker),
         (container("broker.yaml", "StatefulSet")["args"], broker),
         (COMPOSE["console"]["command"], console),
+        *((COORDINATORS[name]["command"] + GIVEN, coordinator) for name in ("coordinator-one", "coordinator-two")),
+        (container("coordinators.yaml", "StatefulSet")["args"] + GIVEN[2:], coordinator),
     ):
         assert words[0] == command.name
         assert isinstance(command.make_context(words[0], words[1:]), click.Context)
     settings = {f"LANEMQ_BROKER_{name.upper()}" for name in (each.name or "" for each in broker.params)}
     assert COMPOSE["broker"]["environment"].keys() <= settings
+    settings = {f"LANEMQ_COORDINATOR_{name.upper()}" for name in (each.name or "" for each in coordinator.params)}
+    assert COORDINATORS["coordinator-one"]["environment"].keys() <= settings
+    pod = {each["name"] for each in container("coordinators.yaml", "StatefulSet")["env"]}
+    assert pod - {"POD_NAME"} <= settings
 
 
 def test_ports_paths_and_names_agree() -> None:
@@ -146,6 +163,23 @@ def test_ports_paths_and_names_agree() -> None:
                 assert (DEPLOY / volume.split(":")[0]).is_file()
     (job,) = yaml.safe_load((DEPLOY / "prometheus.yml").read_text("utf-8"))["scrape_configs"]
     assert f'up{{job="{job["job_name"]}"}}' in (DEPLOY / "prometheus-alerts.yml").read_text("utf-8")
+
+
+def test_two_coordinators_have_names_under_which_members_reach_each() -> None:
+    pod, service = container("coordinators.yaml", "StatefulSet"), of_kind("coordinators.yaml", "Service")
+    arguments = dict(word.removeprefix("--").split("=", 1) for word in pod["args"] if "=" in word)
+    assert arguments["advertise"] == f"$(POD_NAME).{service['metadata']['name']}"
+    stateful = of_kind("coordinators.yaml", "StatefulSet")["spec"]
+    assert (stateful["replicas"], stateful["serviceName"]) == (2, service["metadata"]["name"])
+    ports = {port["name"]: port["containerPort"] for port in pod["ports"]}
+    assert {port["name"]: port["port"] for port in service["spec"]["ports"]} == ports
+    assert arguments["listen"] == f"0.0.0.0:{ports['groups']}"
+    assert arguments["monitor"] == f"0.0.0.0:{ports['monitor']}"
+    for name in ("coordinator-one", "coordinator-two"):
+        command = COORDINATORS[name]["command"]
+        assert command[command.index("--advertise") + 1] == name
+    labels = stateful["template"]["metadata"]["labels"]
+    assert of_kind("coordinators.yaml", "PodDisruptionBudget")["spec"]["selector"]["matchLabels"] == labels
 
 
 @pytest.mark.skipif(shutil.which("hadolint") is None, reason="hadolint is not installed")

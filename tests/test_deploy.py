@@ -14,10 +14,13 @@ from lanemq.cli.server.broker import broker
 from lanemq.cli.server.coordinator import coordinator
 from lanemq.cli.settings import option_names, read_settings
 from lanemq.client.metrics import CONSUMER_CATALOGUE, PRODUCER_CATALOGUE
+from lanemq.coordinator.figures import COORDINATOR_CATALOGUE
 from lanemq.model.figures import Kind
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
-METRICS = {metric.name: metric for metric in (*CATALOGUE, *CONSUMER_CATALOGUE, *PRODUCER_CATALOGUE)}
+METRICS = {
+    metric.name: metric for metric in (*CATALOGUE, *COORDINATOR_CATALOGUE, *CONSUMER_CATALOGUE, *PRODUCER_CATALOGUE)
+}
 
 
 def series_of(name: str) -> str:

@@ -20,7 +20,6 @@ FOR_DEVELOPERS = (
     "developers",
     "interop",
     "architecture.md",
-    "rocketmq-order.md",
     "CONTRIBUTING.md",
     "RESULTS.md",
 )
@@ -54,7 +53,7 @@ OTHER_WORDS = {
     "made of two names of LaneMQ's": "LANEMQ_BROKER_MAX_CONNECTIONS LANEMQ_BROKER_NAME LANEMQ_COORDINATOR_ "
     "LANEMQ_FROM_TLS_CA LANEMQ_TO_ACCESS_KEY LANEMQ_TO_SECRET_KEY_FILE _LANEMQ_COMPLETE lanemq_batch "
     "lanemq_effects_epochs name_epochs _ms pyspark_",
-    "the runs of interop": "COMBOS Listening cpp java49 java5 rust send_batch unsupported",
+    "the runs of interop": "COMBOS Listening cpp java49 java5 protoc rust send_batch unsupported",
 }
 """Names in code formatting that are neither calls nor LaneMQ's, by their owner."""
 

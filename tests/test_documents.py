@@ -171,7 +171,7 @@ def test_every_dotted_name_of_lanemq_in_a_document_exists() -> None:
 
 INTERNAL = (
     "docs/architecture.md",
-    "docs/rocketmq-order.md",
+    "docs/developers/rocketmq-order.md",
     "docs/decisions/",
     "interop/",
 )

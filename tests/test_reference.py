@@ -17,6 +17,7 @@ from lanemq.broker.body_limits import _LIMITS, SMALL_BODY
 from lanemq.broker.monitor.catalogue import CATALOGUE
 from lanemq.cli.main import main
 from lanemq.client.metrics import CONSUMER_CATALOGUE, PRODUCER_CATALOGUE
+from lanemq.coordinator.figures import COORDINATOR_CATALOGUE
 from lanemq.core.brokering import dedup
 from lanemq.core.brokering.quotas import Quota
 from lanemq.core.consuming.flow_control import FlowLimits
@@ -170,7 +171,14 @@ def test_the_page_of_metrics_has_every_metric_and_nothing_else() -> None:
     pipelines = pytest.importorskip("lanemq.pipelines.running.monitor").PIPELINE_CATALOGUE
     rows = [
         f"| `{each.name}` | {each.kind.value} | {', '.join(each.labels)} | {each.help} |"
-        for each in (*CATALOGUE, *CONSUMER_CATALOGUE, *PRODUCER_CATALOGUE, *pipelines, *FRONT_CATALOGUE)
+        for each in (
+            *CATALOGUE,
+            *COORDINATOR_CATALOGUE,
+            *CONSUMER_CATALOGUE,
+            *PRODUCER_CATALOGUE,
+            *pipelines,
+            *FRONT_CATALOGUE,
+        )
     ]
     page = (REFERENCE / "metrics.md").read_text("utf-8").splitlines()
     assert [line for line in page if line.startswith("| `lanemq_")] == rows

@@ -45,6 +45,17 @@ WAYS = {
 }
 
 
+GRPC_WAYS = {
+    "grpc send": "one send at a time in each of 16 threads",
+    "grpc send per core": "the same, by the CPU time of front or proxy",
+    "grpc consume": "push consumer, 100 message groups",
+    "grpc consume per core": "the same, by the CPU time of front or proxy",
+    "grpc slow group": "one group needs 1 s for each message: longest wait of the 99 others, at 100/s",
+    "grpc killed consumer": "the message of a killed consumer is at another one after",
+    "grpc lost answer": "a message whose answer was lost is there again after",
+}
+
+
 def publish(rounds: Path, page: Path) -> None:
     """Writes the section into the page, between its marks, and the plots beside it."""
     from benchmarks.peers.plots import draw  # matplotlib takes a second to import
@@ -73,6 +84,7 @@ def section(measured: dict[Case, Figure], records: list[dict[str, Any]], images:
     parts = ["## Beside other systems", "", *_about(measured, records, names), ""]
     parts += [*_table(measured, wrong, names), "", *_cpu_table(measured, names), ""]
     parts += growth_table(measured, names)
+    parts += grpc_table(measured, wrong)
     parts += ["### Against its goals", "", *table(judged(measured, wrong)), ""]
     parts += ["### Where LaneMQ is behind", "", *(behind(measured) or ["Nowhere in this run."]), ""]
     if troubled := _troubled(wrong, records):
@@ -84,7 +96,7 @@ def section(measured: dict[Case, Figure], records: list[dict[str, Any]], images:
 def title(case: Case) -> str:
     """The path in words, with what distinguishes it."""
     path, comma, number = case.path.partition(", ")
-    name = WAYS.get(path, path.replace("latency ", "end to end at ").replace("000/s", ",000/s"))
+    name = {**WAYS, **GRPC_WAYS}.get(path, path.replace("latency ", "end to end at ").replace("000/s", ",000/s"))
     if path.startswith(("latency", "cold")):
         name += ", p50 / p99"
     if comma:
@@ -217,14 +229,42 @@ def _grows(case: Case) -> bool:
     return case.path.endswith(GROWTH)
 
 
+def _is_grpc(case: Case) -> bool:
+    return case.path in GRPC_WAYS
+
+
+def grpc_table(measured: dict[Case, Figure], wrong: Mapping[Case, str]) -> list[str]:
+    """LaneMQ's front and Apache's proxy, which no other contender is compared with."""
+    names = sorted({case.contender for case in (*measured, *wrong) if _is_grpc(case)}, reverse=True)
+    if not names:
+        return []
+    lines = ["### RocketMQ's gRPC clients", "", "The official Go client at both, 200 B, relaxed.", ""]
+    lines += [f"| path | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
+    for path, name in GRPC_WAYS.items():
+        cells = [_grpc_cell(path, contender, measured, wrong) for contender in names]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return [*lines, ""]
+
+
+def _grpc_cell(path: str, contender: str, measured: dict[Case, Figure], wrong: Mapping[Case, str]) -> str:
+    for case, figure in measured.items():
+        if (case.path, case.contender) == (path, contender):
+            used = figure.more.get("server_cpu_us")
+            is_rate = figure.unit == "msg/s" and used is not None
+            return shown(figure) + (f", {used:,.0f} µs with the broker" if is_rate else "")
+    return next((text for case, text in wrong.items() if (case.path, case.contender) == (path, contender)), "–")
+
+
 def _rows(cases: Iterable[Case]) -> list[Case]:
     """The rows of the table: each case that at least one contender was measured in."""
-    return sorted({case._replace(contender="") for case in cases if not _grows(case)}, key=_place)
+    return sorted(
+        {case._replace(contender="") for case in cases if not _grows(case) and not _is_grpc(case)}, key=_place
+    )
 
 
 def _place(case: Case) -> tuple[int, bool, int, str]:
     order = [*(way for way in WAYS if not way.startswith(("take", "start", "idle", "disk"))), "latency"]
-    order += [way for way in WAYS if way.startswith(("take", "start", "idle", "disk"))]
+    order += [*(way for way in WAYS if way.startswith(("take", "start", "idle", "disk"))), *GRPC_WAYS]
     path = "latency" if case.path.startswith("latency") else case.path.partition(", ")[0]
     return order.index(path), case.mode == "durable", case.bytes, case.path
 

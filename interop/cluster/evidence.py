@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,8 @@ class Verdict:
     processed_out_of_order: list[str] = field(default_factory=list)
     never_processed: list[str] = field(default_factory=list)
     overlaps: list[str] = field(default_factory=list)
+    ran_on: list[str] = field(default_factory=list)
+    """Turns of members that were frozen in them, and ended them when they were woken: nobody can take these back."""
 
     @property
     def is_clean(self) -> bool:
@@ -77,7 +79,8 @@ class Verdict:
         }
         return (
             f"acked {self.acked}, stored {self.stored} (repeats {self.repeats_stored}, late {len(self.late_repeats)}), "
-            f"turns {self.turns}, failed {self.failed}, refused {self.refused}: {bad or 'clean'}"
+            f"turns {self.turns} ({len(self.ran_on)} of frozen members ran on), failed {self.failed}, "
+            f"refused {self.refused}: {bad or 'clean'}"
         )
 
 
@@ -99,7 +102,13 @@ def stored_messages(servers: str, topic: str, history: History = NO_HISTORY) -> 
     return found
 
 
-def judge(produced: Iterable[Path], consumed: Iterable[Path], stored: Stored, *, all_processed: bool) -> Verdict:
+Frozen = Mapping[str, Sequence[float]]
+"""When each process was frozen, by its name."""
+
+
+def judge(
+    produced: Iterable[Path], consumed: Iterable[Path], stored: Stored, frozen: Frozen, *, all_processed: bool
+) -> Verdict:
     """Compares what producers were told, what is stored, and what consumers did."""
     verdict = Verdict()
     acked: set[tuple[str, int]] = set()
@@ -130,11 +139,13 @@ def judge(produced: Iterable[Path], consumed: Iterable[Path], stored: Stored, *,
             else:
                 verdict.stored_out_of_order.append(f"{key}:{number} behind {highest[key]} in {queue}")
     verdict.moved = sorted(key for key, queues in places.items() if len(queues) > 1)
-    _judge_turns(list(notes_of(consumed)), times, verdict, all_processed=all_processed)
+    _judge_turns(list(notes_of(consumed)), times, frozen, verdict, all_processed=all_processed)
     return verdict
 
 
-def _judge_turns(notes: list[Note], stored: Counter[tuple[str, int]], verdict: Verdict, *, all_processed: bool) -> None:
+def _judge_turns(
+    notes: list[Note], stored: Counter[tuple[str, int]], frozen: Frozen, verdict: Verdict, *, all_processed: bool
+) -> None:
     notes.sort(key=lambda note: note["t"])
     exists: dict[str, list[int]] = defaultdict(list)
     for key, number in sorted(stored):
@@ -158,7 +169,9 @@ def _judge_turns(notes: list[Note], stored: Counter[tuple[str, int]], verdict: V
             )
         other = running.get(key)
         if other is not None and other[0] != who and _ended_later(notes, key, other, note["t"]):
-            verdict.overlaps.append(f"{key}: {other[0]} and {who} at {note['t']:.3f}")
+            in_its_turn = any(other[1] <= at <= note["t"] for at in frozen.get(other[0], ()))
+            found = verdict.ran_on if in_its_turn else verdict.overlaps
+            found.append(f"{key}: {other[0]} and {who} at {note['t']:.3f}")
         running[key] = (who, note["t"])
     if all_processed:
         verdict.never_processed = [

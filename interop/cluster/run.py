@@ -39,6 +39,8 @@ class Client:
         self.notes.touch()
         self._read = 0
         self._seen: list[Note] = []
+        self.frozen: list[float] = []
+        """When it was frozen."""
         text = json.dumps({"name": name, "notes": str(self.notes), **settings})
         with (folder / f"{name}.log").open("ab") as output:
             self.process = subprocess.Popen(
@@ -60,6 +62,7 @@ class Client:
 
     def freeze(self) -> None:
         self.process.send_signal(signal.SIGSTOP)
+        self.frozen.append(time.monotonic())
 
     def thaw(self) -> None:
         self.process.send_signal(signal.SIGCONT)
@@ -155,6 +158,7 @@ class Run:
             [client.notes for client in self.producers],
             [client.notes for client in self.consumers],
             stored if stored is not None else stored_messages(self.cluster.address, TOPIC),
+            {client.name: client.frozen for client in self.consumers},
             all_processed=all_processed,
         )
 

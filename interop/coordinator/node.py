@@ -15,12 +15,21 @@ LANEMQ = str(Path(sys.executable).with_name("lanemq"))
 
 
 class CoordinatorNode(Node):
-    """`lanemq coordinator`, always at the same port and with the same folder."""
+    """`lanemq coordinator`, always at the same port, with a folder of its own or a database."""
 
-    def __init__(self, cluster: str, folder: Path, history: Path | None = None, *more: str) -> None:
-        super().__init__("coordinator", "", {}, folder, "")
+    def __init__(
+        self,
+        cluster: str,
+        folder: Path,
+        history: Path | None = None,
+        *more: str,
+        name: str = "coordinator",
+        state: str | None = None,
+    ) -> None:
+        super().__init__(name, "", {}, folder, "")
         self.port = lasting_port()
-        self._words = ["--cluster", cluster, "--data", str(self.folder / "data"), "--listen", f"{HOST}:{self.port}"]
+        where = ["--data", str(self.folder / "data")] if state is None else ["--state", state, "--monitor", "off"]
+        self._words = ["--cluster", cluster, *where, "--listen", f"{HOST}:{self.port}"]
         self._words += ["--log-level", "info", *(() if history is None else ("--history", str(history))), *more]
 
     def start(self) -> None:

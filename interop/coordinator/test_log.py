@@ -6,7 +6,7 @@ from pathlib import Path
 from interop.coordinator.node import CoordinatorNode, coordinate
 from interop.coordinator.test_coordinator import QUERY, UPDATE, all_handled, member, noted, topic_with
 from interop.ports import ask, eventually
-from lanemq import Producer
+from lanemq import App, Message, Producer
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.coordinated import CoordinatedAdmin
 from lanemq.wire.headers import SendHeader
@@ -102,6 +102,31 @@ def test_a_message_that_was_stored_twice_is_delivered_once(
     with member(address, group, topic, second):
         all_handled(second, 1)
     assert [each["at"][1] for each in (*noted(first), *noted(second))] == [0, 1, 2, 5]
+
+
+def test_delayed_and_retried_messages_are_no_repeats(address: str, coordinator: CoordinatorNode) -> None:
+    """A broker stores them again with their stamp, behind newer messages of their producer."""
+    topic, group = "again", "again"
+    with Admin(address) as admin:
+        admin.create_topic(topic, 1)
+    coordinate(address, group)
+    seen: list[tuple[int, int]] = []
+    app = App(address, group=group)
+
+    @app.concurrent(topic)
+    def handle(message: Message) -> None:
+        seen.append((message.value(), message.attempt))
+        if message.value() == 1 and message.attempt == 1:
+            raise ValueError("the first attempt fails")
+
+    with Producer(address) as producer:
+        producer.send(topic, 0, key="k", delay_level=2)
+        for number in (1, 2, 3):
+            producer.send(topic, number, key="k")
+    app.start()
+    eventually(lambda: len(seen) == 5, 60, "the delayed message, and the failed one again")
+    app.stop()
+    assert sorted(seen) == [(0, 1), (1, 1), (1, 2), (2, 1), (3, 1)]
 
 
 def send(broker: int, topic: str, number: int) -> int:

@@ -1,12 +1,13 @@
 """`pytest interop/grpc`: a broker, a front, and the official gRPC clients. The checker judges every history."""
 
+import contextlib
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from interop.grpc.programs import CLIENTS, ClientRun, FrontRun
+from interop.grpc.programs import CLIENTS, ONLY_SIMPLE, WITHOUT_TLS, ClientRun, FrontRun
 from interop.maven import UnavailableError
 from interop.ports import eventually
 from lanemq.broker.config import BrokerOptions
@@ -22,13 +23,16 @@ _NUMBERS = itertools.count(1)
 class Scene:
     """What a case works with."""
 
-    def __init__(self, broker: EmbeddedBroker, folder: Path, command: list[str]) -> None:
+    def __init__(self, broker: EmbeddedBroker, folder: Path, language: str, command: list[str]) -> None:
         self.broker, self.folder = broker, folder
         self.server = broker.address
         self.admin = Admin(self.server)
         self.history = folder / "history"
         self.topic, self.group = f"orders{next(_NUMBERS)}", f"g{next(_NUMBERS)}"
         self._command = command
+        self.consuming = "simple" if language in ONLY_SIMPLE else "push"
+        """The role of a consumer, where a case does not depend on it."""
+        self.has_tls = language not in WITHOUT_TLS
         self.environment: dict[str, str] = {}
         """For clients, in addition."""
         self._open: list[ClientRun | FrontRun] = []
@@ -41,6 +45,8 @@ class Scene:
         return front
 
     def client(self, role: str, command: list[str] | None = None, **options: object) -> ClientRun:
+        if role == "push" and command is None and self.consuming != "push":
+            pytest.skip("the package has no push consumer")
         log = self.folder / f"{role}-{next(_NUMBERS)}.log"
         given = {"server": self.front.address, "topic": self.topic, **options}
         if role != "send":
@@ -72,18 +78,35 @@ class Scene:
         self.admin.close()
 
 
-@pytest.fixture(scope="session", params=sorted(CLIENTS))
-def command(request: pytest.FixtureRequest) -> list[str]:
+def command_of(language: str) -> list[str]:
     try:
-        return CLIENTS[request.param]()
+        return CLIENTS[language]()
     except UnavailableError as reason:
         pytest.skip(str(reason))
 
 
+@pytest.fixture(scope="session", params=sorted(CLIENTS))
+def language(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
+
+
+@pytest.fixture(scope="session")
+def command(language: str) -> list[str]:
+    return command_of(language)
+
+
 @pytest.fixture
-def scene(command: list[str], tmp_path: Path) -> Iterator[Scene]:
-    options = BrokerOptions(tmp_path / "data", listen=Address("127.0.0.1", 0), history=tmp_path / "history")
+def scene(language: str, command: list[str], tmp_path: Path) -> Iterator[Scene]:
+    with staged(tmp_path, language, command) as made:
+        yield made
+
+
+@contextlib.contextmanager
+def staged(folder: Path, language: str, command: list[str]) -> Iterator[Scene]:
+    """A broker and a front, in a folder."""
+    options = BrokerOptions(folder / "data", listen=Address("127.0.0.1", 0), history=folder / "history")
     with EmbeddedBroker(options) as broker:
-        made = Scene(broker, tmp_path, command)
+        made = Scene(broker, folder, language, command)
         yield made
         made.close()

@@ -1,4 +1,4 @@
-"""The official gRPC clients as programs (`client.py`, `java/GrpcClient.java`), and a front for them to use."""
+"""The official gRPC clients as programs, one for each language, and a front for them to use."""
 
 import contextlib
 import json
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from interop.maven import JAVA_SOURCES, cached, jars, run_tool
+from interop.maven import JAVA_SOURCES, UnavailableError, cache, cached, jars, run_tool
 from interop.ports import eventually, lasting_port, listens
 
 HERE = Path(__file__).parent
@@ -67,8 +67,37 @@ def _go() -> list[str]:
     return [str(cached("grpc-go", sources, build) / "client")]
 
 
-CLIENTS: Mapping[str, Callable[[], list[str]]] = {"python": _python, "java": _java, "node": _node, "go": _go}
+def _rust() -> list[str]:
+    sources = [HERE / "rust" / name for name in ("Cargo.toml", "Cargo.lock", "src/main.rs")]
+    if shutil.which("protoc") is None:
+        raise UnavailableError("protoc is not installed: the package of the Rust client needs it to be built")
+
+    def build(place: Path) -> None:
+        run_tool(
+            "cargo", "build", "--quiet", "--locked", cwd=HERE / "rust", env={"CARGO_TARGET_DIR": str(rust_target())}
+        )
+        shutil.copy(rust_target() / "debug" / "client", place)
+
+    return [str(cached("grpc-rust", sources, build) / "client")]
+
+
+def rust_target() -> Path:
+    """Where Rust's packages are compiled, which takes minutes. Other programs with the same packages use it, too."""
+    return cache() / "grpc-rust-target"
+
+
+CLIENTS: Mapping[str, Callable[[], list[str]]] = {
+    "python": _python,
+    "java": _java,
+    "node": _node,
+    "go": _go,
+    "rust": _rust,
+}
 """How to build each client, which returns how to start it."""
+ONLY_SIMPLE = frozenset({"rust"})
+"""Clients whose package has no push consumer."""
+WITHOUT_TLS = frozenset({"rust"})
+"""Clients whose package leaves TLS out ("TODO" in its source) and cannot connect with it."""
 
 
 class ClientRun:

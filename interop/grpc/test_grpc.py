@@ -179,12 +179,11 @@ def test_tls_and_users(scene: Scene) -> None:
     authority = Authority(scene.folder)
     identity = authority.issue("front")
     scene.environment["GRPC_DEFAULT_SSL_ROOTS_FILE_PATH"] = str(authority.ca)  # Java and Go trust any certificate
+    protected = ["--cert", str(identity.cert), "--key", str(identity.key)] if scene.has_tls else []
     scene.front.stop()
-    scene.front = scene.new_front(
-        "--users", str(file), "--cert", str(identity.cert), "--key", str(identity.key)
-    ).start()
-    as_user = {"tls": 1, "user": "billing", "secret": "bill-secret"}
-    consumer = scene.client("push", **as_user)
+    scene.front = scene.new_front("--users", str(file), *protected).start()
+    as_user = {"user": "billing", "secret": "bill-secret", **({"tls": 1} if scene.has_tls else {})}
+    consumer = scene.client(scene.consuming, **as_user)
     scene.client("send", **as_user).send(messages(KEYS, EACH))
     consumer.wait(lambda run: len(finished(run)) == len(KEYS) * EACH, "everything processed")
     assert by_key(got(consumer)) == IN_ORDER

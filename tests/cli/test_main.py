@@ -70,6 +70,7 @@ def test_a_misspelt_command_is_answered_with_the_nearest() -> None:
     assert "Did you mean 'topic'?" in lanemq("topc").stderr
     assert "Did you mean 'list'?" in lanemq("topic", "lst").stderr
     assert "Did you mean 'delete'?" in lanemq("topic", "rm", "orders").stderr
+    assert "Did you mean 'describe'?" in lanemq("topic", "show", "orders").stderr
     assert "Did you mean 'dead'?" in lanemq("dlq").stderr
     assert "To run handlers: 'lanemq run'." in lanemq("consume").stderr
     assert lanemq("topc").exit_code == 2
@@ -380,6 +381,13 @@ def test_an_option_of_other_systems_leads_to_the_one_that_exists(words: tuple[st
     result = lanemq(*words)
     assert result.exit_code == 2
     assert f"Did you mean {meant}" in result.stderr.replace("'", "")
+
+
+def test_an_argument_that_is_written_as_an_option_is_named() -> None:
+    for option in ("--key", "--message-key"):
+        result = lanemq("parked", "redrive", option, "order-43", "--group", "billing")
+        assert result.exit_code == 2
+        assert result.stderr.endswith(f"No such option '{option}'. KEY is an argument: leave out {option}.\n")
 
 
 @pytest.mark.parametrize("address", ["99999", "localhost:98760"])

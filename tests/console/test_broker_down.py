@@ -92,7 +92,7 @@ def test_brokers_that_refuse_the_console_are_not_called_down(page: TestClient) -
     never_read(page, WRONG)
     fail(page, WRONG)
     shown = page.get("/").text
-    assert "The brokers refuse the console." in shown
+    assert "The brokers refuse the console:" in shown
     assert "the brokers answer, and refuse the console: the broker refused (16): the signature is wrong" in shown
     assert not [text for text in ("Down", "cannot be reached", "do not answer") if text in shown]
     assert page.get("/health").json()["brokers"] == "refuse the console"
@@ -142,7 +142,7 @@ def test_an_open_page_says_that_the_brokers_are_gone_and_how_old_it_is(
         monkeypatch.setattr(type(clock), "wall", lambda self: wall() + 60_000)
         await shared.reading.do(lambda: None)  # forgets the answers that are less than a second old
         for text, events in both.items():
-            shown = re.sub(r"</?span[^>]*>", "", await first_with(events, "The brokers cannot be reached."))
+            shown = re.sub(r"</?span[^>]*>", "", await first_with(events, "The brokers cannot be reached:"))
             assert text in shown, "the page keeps what it showed"
             assert "127.0.0.1:9876 does not answer. What follows was read 1 min ago." in shown
             assert "Last read 1 min ago" in shown
@@ -193,7 +193,7 @@ def test_a_frozen_broker_is_said_before_its_request_fails(page: TestClient, monk
         await watching.changed()
         monkeypatch.setattr(FakeReader, "_take", hang)
         events = opened(page, screens.Screen("/groups", "groups", "groups.html", groups._list), "/groups")
-        shown = await first_with(events, "have not answered for some seconds")
+        shown = await first_with(events, "</strong> no answer for some seconds. What follows was read")
         assert 'class="old"' in shown
         assert 'href="/groups/shipping"' in shown
         frozen.set()

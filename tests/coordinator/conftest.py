@@ -43,10 +43,10 @@ def owned(client: RawClient, name: str, seconds: float = 10.0) -> int:
 class RunningCoordinator:
     """A coordinator on a loop in a thread of its own. `kill` ends it without a clean stop."""
 
-    def __init__(self, cluster: str, data: Path, port: int = 0, **more: Any) -> None:
+    def __init__(self, cluster: str, data: Path | None, port: int = 0, **more: Any) -> None:
         """`more` are options of the coordinator."""
         replace = more.pop("replace", False)
-        self.options = CoordinatorOptions(parse_addresses(cluster), data, Address("127.0.0.1", port), **more)
+        self.options = CoordinatorOptions(parse_addresses(cluster), data, listen=Address("127.0.0.1", port), **more)
         self._replace = replace
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)

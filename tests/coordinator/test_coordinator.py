@@ -1,5 +1,7 @@
 """A coordinated group: who is refused, what survives, and how it moves in and out."""
 
+import contextlib
+import sqlite3
 import time
 from pathlib import Path
 
@@ -12,12 +14,13 @@ from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.coordinated import CoordinatedAdmin
 from lanemq.client.admin.parked import ParkedAdmin
 from lanemq.client.coordination import COORDINATOR_NAMESPACE, EVERY_GROUP
-from lanemq.coordinator.app import STATE_FILE
 from lanemq.coordinator.cluster import ClusterLink
+from lanemq.coordinator.entries import OtherCoordinator
 from lanemq.coordinator.queues import ClusterQueues
-from lanemq.coordinator.watch import CONFIRMED_QUEUES, OtherCoordinator
-from lanemq.log.state.database import State
-from lanemq.model.errors import BrokerBusy, UsageError
+from lanemq.coordinator.store import STATE_FILE
+from lanemq.coordinator.watch import CONFIRMED_QUEUES
+from lanemq.log.state.database import VERSION, State
+from lanemq.model.errors import BrokerBusy, StorageError, UsageError
 from lanemq.testing.embedded import EmbeddedBroker
 from lanemq.wire.codes import RequestCode, ResponseCode
 
@@ -339,7 +342,7 @@ def test_a_group_with_members_at_the_brokers_is_not_moved(
 
 def test_a_second_coordinator_is_refused(coordinator: RunningCoordinator, start: Start) -> None:
     time.sleep(0.3)
-    with pytest.raises(OtherCoordinator, match=f"at {coordinator.address}, and a cluster has one"):
+    with pytest.raises(OtherCoordinator, match=f"at {coordinator.address}, and a cluster has one state"):
         start("second")
 
 
@@ -351,9 +354,23 @@ def test_the_folder_of_a_broker_or_of_another_cluster_is_refused(
     with pytest.raises(UsageError, match="not the data folder of a coordinator"):
         start("broker")
     start().stop()
-    monkeypatch.setattr("lanemq.coordinator.app.cluster_name", lambda _: "elsewhere")
+    monkeypatch.setattr("lanemq.coordinator.loading.cluster_name", lambda _: "elsewhere")
     with pytest.raises(UsageError, match="belongs to the cluster LaneMQ, and the name servers have elsewhere"):
         start()
+
+
+def test_the_folder_of_another_version_is_refused_and_stays_as_it_is(start: Start) -> None:
+    running = start()
+    running.stop()
+    file = running.options.data / STATE_FILE
+    with contextlib.closing(sqlite3.connect(file)) as database:
+        database.execute(f"PRAGMA user_version = {VERSION + 1}")
+    before = file.read_bytes()
+    with pytest.raises(
+        StorageError, match=r"written by a newer version. Start that version again; nothing was changed"
+    ):
+        start()
+    assert file.read_bytes() == before
 
 
 def test_an_entry_that_a_name_server_lost_is_entered_again(
@@ -363,7 +380,12 @@ def test_an_entry_that_a_name_server_lost_is_entered_again(
     for key in (GROUP, EVERY_GROUP):
         at_broker.ask(RequestCode.DELETE_KV_CONFIG, {"namespace": COORDINATOR_NAMESPACE, "key": key})
     asked = {"namespace": COORDINATOR_NAMESPACE, "key": GROUP}
-    until(lambda: at_broker.ask(RequestCode.GET_KV_CONFIG, asked).ext.get("value") == str(moved.address))
+    until(
+        lambda: (
+            at_broker.ask(RequestCode.GET_KV_CONFIG, asked).ext.get("value")
+            == str(moved.coordinator.running.watch.leader)
+        )
+    )
 
 
 # new queues

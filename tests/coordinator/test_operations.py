@@ -19,7 +19,7 @@ from lanemq.broker.config import BrokerOptions
 from lanemq.cli.main import main
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.coordinated import CoordinatedAdmin
-from lanemq.client.coordination import COORDINATOR_NAMESPACE, EVERY_GROUP, entry_text
+from lanemq.client.coordination import COORDINATOR_NAMESPACE, EVERY_GROUP, CoordinatorEntry, Leader
 from lanemq.errors import NotAllowed
 from lanemq.model.errors import StorageError, UsageError
 from lanemq.net.address import Address
@@ -177,7 +177,8 @@ def test_a_new_folder_continues_above_the_epochs_of_the_lost_one_whatever_the_cl
     start("lost").stop()
     granted = 10**13
     entry = {"namespace": COORDINATOR_NAMESPACE, "key": EVERY_GROUP}
-    at_broker.ask(RequestCode.PUT_KV_CONFIG, {**entry, "value": entry_text("lost", Address("127.0.0.1", 1), granted)})
+    lost = CoordinatorEntry("lost", Leader(Address("127.0.0.1", 1), 1), granted)
+    at_broker.ask(RequestCode.PUT_KV_CONFIG, {**entry, "value": str(lost)})
     running = start("new", replace=True)
     move(cluster)
     with RawClient(str(running.address)) as client:

@@ -3,8 +3,9 @@
 from typing import Any
 
 import pytest
-from tests.coordinator.conftest import GROUP, TOPIC, RunningCoordinator
-from tests.coordinator.test_coordinator import member, until
+from tests.broker.raw_client import BROKER, RawClient
+from tests.coordinator.conftest import GROUP, TOPIC, RunningCoordinator, owned
+from tests.coordinator.test_coordinator import commit, member, until
 
 from lanemq import Message, Producer
 from lanemq.client.admin.admin import Admin
@@ -13,6 +14,8 @@ from lanemq.client.admin.parked import ParkedAdmin
 from lanemq.client.consumer.queues import read_log
 from lanemq.coordinator.cluster import ClusterLink
 from lanemq.testing.embedded import EmbeddedBroker
+from lanemq.wire.codes import RequestCode, ResponseCode
+from lanemq.wire.lane_bodies import LaneBody
 
 COUNT = 10
 
@@ -150,3 +153,22 @@ def test_messages_that_retention_deletes_during_a_comparison_are_not_other_ones(
     monkeypatch.setattr(ClusterLink, "first_offset", first_offset)
     monkeypatch.setattr(ClusterLink, "message", message)
     assert others(cluster.address) == []
+
+
+def test_an_owner_whose_queue_was_set_back_after_the_grant_takes_it_again(
+    cluster: EmbeddedBroker, at_coordinator: RawClient
+) -> None:
+    """It got its progress with the grant, and the marks that would show another log may be gone."""
+    epoch = owned(at_coordinator, "one")
+    commit(at_coordinator, 2, "one", epoch)
+    asked = LaneBody(group=GROUP, topic=TOPIC, broker=BROKER, queue_id=0).encode()
+    assert at_coordinator.ask(RequestCode.LANE_SEEN, body=asked).code == ResponseCode.SUCCESS
+    with Admin(cluster.address) as admin:
+        admin.reset_offsets(GROUP, TOPIC, to="first")
+    refused = at_coordinator.ask(RequestCode.LANE_SEEN, body=asked)
+    assert "was granted: take it again" in (refused.remark or "")
+    at_coordinator.unlock("one", TOPIC, group=GROUP)
+    (lease,) = at_coordinator.lane_lock("one", TOPIC, group=GROUP, laneResets="true").lane_leases
+    assert lease.moved
+    commit(at_coordinator, 0, "one", lease.epoch)
+    assert at_coordinator.ask(RequestCode.LANE_SEEN, body=asked).code == ResponseCode.SUCCESS

@@ -10,7 +10,8 @@ from tests import postgres_server
 
 from lanemq.clock import SystemClock
 from lanemq.coordinator import postgres_rows
-from lanemq.coordinator.postgres_rows import NotLeading, PostgresRows
+from lanemq.coordinator.postgres_rows import PostgresRows
+from lanemq.coordinator.store import NotLeading
 from lanemq.core.brokering.cluster.leadership import TERM_MS, TermRow, claim
 from lanemq.log.state.group_rows import Sync
 from lanemq.model.errors import StorageError, UsageError

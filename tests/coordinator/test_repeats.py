@@ -10,7 +10,7 @@ from tests.coordinator.test_coordinator import member, until
 from lanemq import Message
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.parked import ParkedAdmin
-from lanemq.coordinator.app import STATE_FILE
+from lanemq.coordinator.store import STATE_FILE
 from lanemq.core.brokering.queue_seen import QueueSeen
 from lanemq.log.state.database import State
 from lanemq.log.state.progress_rows import ProgressRows

@@ -55,7 +55,7 @@ def test_members_are_told_of_locks_that_came_and_not_of_those_that_another_clien
     parts = start().coordinator.running
     with CoordinatedAdmin(cluster.address) as admin:
         assert admin.move(GROUP, apply=True).moved
-    with RawClient(str(parts.watch.address)) as client:
+    with RawClient(str(parts.watch.leader.address)) as client:
         client.heartbeat("one", GROUP, {TOPIC: "*"}, laneExpiryMillis="5000")
         until(lambda: client.lane_lock("one", TOPIC, queues=(1,), group=GROUP).lane_leases)
         told: list[str] = []

@@ -24,7 +24,7 @@ from lanemq.core.consuming.retry_policy import HoldKey
 from lanemq.core.consuming.runs import DONE, STOPPED, LaneOptions, LaneRun, Outcome, Why
 from lanemq.core.consuming.scheduler import LaneScheduler
 from lanemq.core.finished_ranges import FinishedRanges
-from lanemq.grpc_front import service as service_module
+from lanemq.grpc_front import consumers as consumers_module
 from lanemq.grpc_front.access import Access
 from lanemq.grpc_front.delivery import DELIVERY, EPOCH
 from lanemq.grpc_front.options import FrontOptions
@@ -374,7 +374,7 @@ class SimFront:
             FrontService, options, Access(None), routes, sender, f"boot{next(self._boots)}", self.clock
         )
         self.by_host[self.host] = self
-        self.host.run(self.service.run())
+        self.host.run(self.service.consumers.run())
 
     def thaw(self) -> None:
         self.loop.thaw(self.host)
@@ -387,7 +387,7 @@ class SimFront:
 
     async def stop(self) -> None:
         self.stopping = True
-        await self.service.drain()
+        await self.service.consumers.drain()
         self.kill()
 
 
@@ -852,12 +852,12 @@ FAULTS = (
 @contextlib.contextmanager
 def simulated_groups() -> Iterator[None]:
     """Fronts have `SimGroup`s inside."""
-    real: Any = service_module.FrontGroup
-    service_module.FrontGroup = SimGroup  # type: ignore[misc, assignment]
+    real: Any = consumers_module.FrontGroup
+    consumers_module.FrontGroup = SimGroup  # type: ignore[misc, assignment]
     try:
         yield
     finally:
-        service_module.FrontGroup = real  # type: ignore[misc]
+        consumers_module.FrontGroup = real  # type: ignore[misc]
 
 
 def played(seed: int) -> Judge:

@@ -86,7 +86,7 @@ class Stage:
         given = FrontOptions(servers="localhost:1", **options)
         routes: Any = SomeRoutes()
         self.service = FrontService(given, Access(None), routes, SimpleNamespace(), "boot", SystemClock())  # type: ignore[arg-type]
-        self.tidying = asyncio.create_task(self.service.run())
+        self.tidying = asyncio.create_task(self.service.consumers.run())
 
     def head(self, client: str, method: str = "ReceiveMessage") -> CallHead:
         return CallHead(method, {"x-mq-client-id": client}, "here:1", 10.0)
@@ -102,7 +102,7 @@ class Stage:
         return caller
 
     def wanted(self, group: str) -> dict[str, str]:
-        found = self.service.groups.get(group)
+        found = self.service.consumers.groups.get(group)
         return {} if found is None or found.wanted is None else dict(found.wanted.tags)
 
 
@@ -114,7 +114,7 @@ def played(play: Callable[[Stage], Awaitable[None]], **options: Any) -> None:
                 await play(stage)
         finally:
             stage.tidying.cancel()
-            await stage.service.drain()
+            await stage.service.consumers.drain()
 
     asyncio.run(run())
 
@@ -143,7 +143,7 @@ def test_a_client_is_in_one_group_and_leaves_no_member_behind() -> None:
         await stage.receive("c", "g", "there")
         await stage.receive("c", "h", "there-too")
         assert stage.wanted("h") == {"there-too": "*"}
-        await until(lambda: "g" not in stage.service.groups)
+        await until(lambda: "g" not in stage.service.consumers.groups)
 
     played(play)
 
@@ -175,7 +175,7 @@ def test_a_client_that_ended_while_it_subscribed_is_not_noted() -> None:
         ending = m.TerminationRequest(m.Resource(name="g"))
         await stage.service.answer(stage.head("c", "NotifyClientTermination"), encode(ending))
         with pytest.raises(CallFailed, match="has ended"):
-            await stage.service._subscribe(caller, "g", {"there": "*"})
+            await stage.service.consumers.subscribe(caller, "g", {"there": "*"})
         assert stage.wanted("g") == {}
 
     played(play)
@@ -195,7 +195,7 @@ def test_a_front_that_stops_while_a_member_starts_ends_that_member() -> None:
         NoMember.held = threading.Event()
         await stage.receive("c", "g", "there")
         await until(lambda: bool(NoMember.made) and NoMember.made[-1].started.is_set())
-        await stage.service.drain()
+        await stage.service.consumers.drain()
         assert [member.alive for member in NoMember.made] == [False]
 
     played(play)
@@ -208,9 +208,9 @@ def test_a_group_whose_member_is_starting_is_kept_until_the_member_has_ended() -
         await until(lambda: bool(NoMember.made) and NoMember.made[-1].started.is_set())
         await stage.service.answer(stage.head(caller.id, "NotifyClientTermination"), encode(m.TerminationRequest()))
         await until(lambda: stage.wanted("g") == {})
-        assert not stage.service.groups["g"].idle
+        assert not stage.service.consumers.groups["g"].idle
         NoMember.held.set()
-        await until(lambda: "g" not in stage.service.groups)
+        await until(lambda: "g" not in stage.service.consumers.groups)
         assert [member.alive for member in NoMember.made] == [False]
 
     played(play)

@@ -13,7 +13,7 @@ pytest.importorskip("grpc")
 from tests.grpc_front import simulation
 
 from lanemq.core.fronting import hand_outs, liveness
-from lanemq.grpc_front import clients, handing
+from lanemq.grpc_front import clients, handing, service
 
 pytestmark = pytest.mark.slow
 
@@ -79,6 +79,6 @@ def _install(module: ModuleType, mutant: Any, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(handing, "HandOuts", mutant.HandOuts)
     elif module is handing:
         monkeypatch.setattr(mutant, "HandOuts", handing.HandOuts)  # perhaps one with a guard less
-        monkeypatch.setattr(simulation.service_module, "Handing", mutant.Handing)
+        monkeypatch.setattr(service, "Handing", mutant.Handing)
     else:
         monkeypatch.setattr(clients, "Clients", mutant.Clients)

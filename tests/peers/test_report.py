@@ -49,6 +49,24 @@ def test_the_table_has_a_dash_for_a_missing_figure_and_marks_the_best() -> None:
     assert "![x](images/x.png)" in text
 
 
+def test_servers_of_grpc_clients_have_a_table_of_their_own() -> None:
+    front, proxy = "LaneMQ gRPC front", "Apache proxy (gRPC)"
+    rounds = [
+        record("LaneMQ", 100.0),
+        record(front, 600.0, path="grpc send", server_cpu_us=598.0),
+        record(proxy, 700.0, path="grpc send", server_cpu_us=1539.0),
+        record(front, 0.86, path="grpc killed consumer", unit="s"),
+        record(proxy, 20.0, path="grpc killed consumer", unit="s or more"),
+        record(proxy, 5.0, path="grpc lost answer", unit="s", verdict="lost 1"),
+    ]
+    good = rounds[:-1]
+    main, _, own = section(figures(good), rounds, []).partition("### RocketMQ's gRPC clients")
+    assert "gRPC" not in main
+    assert "600 (600), 598 µs with the broker | 700 (700), 1,539 µs with the broker |" in own
+    assert "| 0.86 s | 20 s or more |" in own
+    assert "| – | lost 1 (1 of 1 round" in own
+
+
 @pytest.mark.parametrize("contender", ["LaneMQ", "confluent-kafka"])
 def test_a_round_that_lost_messages_stands_in_the_table_whoever_lost_them(contender: str) -> None:
     good = [record("LaneMQ", 100.0), record("confluent-kafka", 90.0)]

@@ -24,6 +24,9 @@ class RocketServer(PeerServer):
         "the broker instead of 0.2; relaxed: `ASYNC_FLUSH`, durable: `SYNC_FLUSH`"
     )
 
+    timer_wheel = False
+    """Delayed messages of any time, which cost a thread. Consumers over gRPC need it."""
+
     fetch = staticmethod(packages.rocketmq)
 
     def prepare(self) -> None:
@@ -40,7 +43,7 @@ class RocketServer(PeerServer):
             "storePathCommitLog": self.folder / "store" / "commitlog",
             "diskMaxUsedSpaceRatio": 99,
             "flushDiskType": "SYNC_FLUSH" if self.durable else "ASYNC_FLUSH",
-            "timerWheelEnable": "false",
+            "timerWheelEnable": str(self.timer_wheel).lower(),
             "waitTimeMillsInSendQueue": 10_000,
         }
         self._names_settings = self._write("names.conf", {"listenPort": self.port})

@@ -82,6 +82,10 @@ def _admit(group: str) -> None:
     pass
 
 
+def _always() -> bool:
+    return True
+
+
 def _no_users() -> str:
     return ""
 
@@ -109,6 +113,10 @@ class GroupContext:
     charges: Charges
     admit: Callable[[str], None] = _admit
     """Raises `BrokerRefused` for a group that this process does not serve."""
+    leads: Callable[[], bool] = _always
+    """Whether this process may decide about groups now. Of several coordinators, only the leader may."""
+    term: int = 0
+    """The term of a coordinator that leads."""
     counters: Counters = field(default_factory=Counters)
     traffic: Traffic = field(default_factory=Traffic)
     clients: dict[ConnectionId, ConnectedClient] = field(default_factory=dict)

@@ -49,6 +49,8 @@ class GroupHousekeeping:
     def tick(self) -> None:
         """Run all steps that are due. A failing step must not prevent the others, such as the expiry of leases."""
         now = self._context.clock.now()
+        if not self._context.leads():
+            return
         self._step(lambda: self._expire_leases_and_members(now))
         self._step(lambda: self._context.saved_filters.tick(now))
         self._step(lambda: self._context.progress_keeper.tick(now))

@@ -62,7 +62,13 @@ COMMANDS = {
         "lanemq.cli.server.backup", "Copy the data folder of a broker or a coordinator to FOLDER, also while it runs."
     ),
     "restore": LazyCommand("lanemq.cli.server.backup", "Make a data folder from the backup in FOLDER."),
-    "doctor": LazyCommand("lanemq.cli.server.doctor", "Examine a data folder and this machine, and say what to do."),
+    "migrate": LazyCommand(
+        "lanemq.cli.server.coordinator_state", "Move the state of a stopped coordinator from its folder to PostgreSQL."
+    ),
+    "doctor": LazyCommand(
+        "lanemq.cli.server.doctor",
+        "Examine a data folder and this machine, or a coordinator's database, and say what to do.",
+    ),
     "check": LazyCommand("lanemq.cli.commands.check", "Check the order of a recorded run."),
     "console": LazyCommand(
         "lanemq.cli.server.console", "Serve the console: pages about topics, keys, groups, and everything that waits."
@@ -187,7 +193,7 @@ def main() -> None:
 
     Commands that ask a broker take its address from --server HOST:PORT, from the environment variable
     LANEMQ_SERVER.
-    `broker`, `backup`, `restore` and `doctor` work on a data folder of this machine.
+    `broker`, `backup`, `restore`, `migrate` and `doctor` work on a data folder of this machine.
     """
     end_with_parent()
 

@@ -54,20 +54,19 @@ class InOrder(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click does; for a word of other tools (`topic rm`) it names the command of this group."""
-        meant = SYNONYMS.get(args[0])
-        if args[0] not in self.commands and meant in self.commands:
+        meant = next((each for each in SYNONYMS.get(args[0], ()) if each in self.commands), None)
+        if args[0] not in self.commands and meant is not None:
             raise click.UsageError(f"No such command {args[0]!r}. Did you mean {meant!r}?", ctx)
         return super().resolve_command(ctx, args)
 
 
 SYNONYMS = {
-    **dict.fromkeys(("rm", "remove", "drop"), "delete"),
-    **dict.fromkeys(("add", "new", "make"), "create"),
-    **dict.fromkeys(("ls", "all"), "list"),
-    **dict.fromkeys(("info", "get", "stats"), "describe"),
-    "view": "show",
-    "start": "run",
-    "retry": "redrive",
+    **dict.fromkeys(("rm", "remove", "drop"), ("delete",)),
+    **dict.fromkeys(("add", "new", "make"), ("create",)),
+    **dict.fromkeys(("ls", "all"), ("list",)),
+    **dict.fromkeys(("info", "get", "stats", "view", "show"), ("describe", "show")),
+    "start": ("run",),
+    "retry": ("redrive",),
 }
 """Commands of groups by the names that other tools have for them."""
 

@@ -85,11 +85,21 @@ class ConnectingCommand(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            meant = OPTION_SYNONYMS.get(error.option_name)
-            if meant in {name for each in self.params for name in each.opts}:
-                text = f"No such option {error.option_name!r}. Did you mean {meant}?"
-                raise click.NoSuchOption(error.option_name, text, ctx=error.ctx) from None
-            raise
+            hint = self._hint(error.option_name)
+            if hint is None:
+                raise
+            raise click.NoSuchOption(
+                error.option_name, f"No such option {error.option_name!r}. {hint}", ctx=ctx
+            ) from None
+
+    def _hint(self, option: str) -> str | None:
+        """What to write instead: the option by its name here, or the argument without a name."""
+        names = {name for each in self.params for name in each.opts}
+        meant = OPTION_SYNONYMS.get(option, option)
+        if meant in names:
+            return f"Did you mean {meant}?"
+        argument = meant.removeprefix("--")
+        return f"{argument.upper()} is an argument: leave out {option}." if argument in names else None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         options = [each for each in self.get_params(ctx) if isinstance(each, click.Option)]

@@ -1,16 +1,18 @@
 """Where the coordinator of a group is: an entry for each group in the settings of the name servers.
 
-An entry is at every name server, as the layout of an ordered topic is; one that has it is enough. Without an entry the
-group is an ordinary one. That a group is coordinated does not depend on the entry alone: its consumption is disabled
+An entry is at every name server, as the layout of an ordered topic is; one that has it is enough. It names the
+coordinator that leads and its term; where name servers differ, the highest term counts. Without an entry the group is
+an ordinary one. That a group is coordinated does not depend on the entry alone: its consumption is disabled
 at the brokers, so a member that does not know of the coordinator gets no message.
 
 A program, or its environment, may name the coordinator; then the name servers are not asked for it.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
-from lanemq.client.topics import Steps, read_setting
+from lanemq.client.topics import Steps, setting_in
 from lanemq.model.environment import COORDINATOR
 from lanemq.model.errors import InvalidOption, RemoteProtocolError, TransportError
 from lanemq.net.address import Address, parse_address
@@ -20,44 +22,66 @@ from lanemq.wire.command import Command
 from lanemq.wire.route_bodies import KVTable
 
 COORDINATOR_NAMESPACE = "LANEMQ_COORDINATOR"
-"""The namespace of the settings: the address of the coordinator by group."""
+"""The namespace of the settings: the coordinator that leads, by group."""
 EVERY_GROUP = "*"
-"""The entry of the coordinator itself: its id, its address, and a number above all epochs that it has granted. It is
-made last: where it is, all others are."""
-EPOCH_STEP = 1_000_000
-"""The entry is changed after so many epochs."""
+"""The entry of the cluster's coordinators. It is made last: where it is, all others are."""
 COORDINATOR_PORT = 9873
 
 
-def named_coordinator(given: str | None) -> Address | None:
-    """The coordinator that the program or the environment names; None: the name servers say who it is."""
+class Leader(NamedTuple):
+    """A coordinator that leads, or led: an entry at a name server, and what one that does not lead says."""
+
+    address: Address
+    term: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.address} {self.term}"
+
+
+def read_leader(text: str) -> Leader:
+    """Read an entry of a group, or of an answer."""
+    address, _, term = text.partition(" ")
+    return Leader(parse_address(address), int(term) if term.isdecimal() else 0)
+
+
+def named_coordinators(given: str | None) -> tuple[Address, ...]:
+    """The coordinators that the program or the environment names; empty: the name servers say who they are."""
     text = given or os.environ.get(COORDINATOR)
     try:
-        return parse_address(text, COORDINATOR_PORT) if text else None
+        return tuple(parse_address(each, COORDINATOR_PORT) for each in (text or "").split(";") if each.strip())
     except InvalidOption as error:
         raise InvalidOption(f"{'coordinator' if given else COORDINATOR}: {error}") from None
 
 
-def coordinator_of(group: str, servers: Sequence[Address]) -> Steps[Address | None]:
-    """The address of the group's coordinator; None if the group has none. Asks every name server before it says so."""
-    text = yield from read_setting(COORDINATOR_NAMESPACE, group, servers)
-    return parse_address(text) if text else None
+def coordinator_request(group: str) -> Command:
+    """Asks a name server for the coordinator of a group."""
+    return Command(RequestCode.GET_KV_CONFIG, 0, ext=KvHeader(namespace=COORDINATOR_NAMESPACE, key=group).to_ext())
 
 
-def coordinators(servers: Sequence[Address]) -> Steps[dict[str, Address]]:
-    """The address of each group's coordinator, and under `EVERY_GROUP` that of the cluster's."""
+def leader_in(replies: Iterable[Command]) -> Leader | None:
+    """Who coordinates the group, by the entry with the highest term; None if no name server has one."""
+    entries = [text for reply in replies if (text := setting_in(reply))]
+    return max(map(read_leader, entries), key=lambda each: each.term, default=None)
+
+
+def coordinators(servers: Sequence[Address]) -> Steps[dict[str, Leader]]:
+    """Who coordinates each group, and under `EVERY_GROUP` the whole cluster, by the entries with the highest term."""
     request = Command(RequestCode.GET_KVLIST_BY_NAMESPACE, 0, ext=KvHeader(namespace=COORDINATOR_NAMESPACE).to_ext())
-    entries = entries_in((yield None, request))
+    found: dict[str, Leader] = {}
+    failures = list[TransportError]()
     for server in servers:
-        if EVERY_GROUP in entries:
-            break
         try:
-            entries |= entries_in((yield server, request))
-        except TransportError:
+            entries = entries_in((yield server, request))
+        except TransportError as error:
+            failures.append(error)
             continue
-    return {
-        group: read_entry(text)[1] if group == EVERY_GROUP else parse_address(text) for group, text in entries.items()
-    }
+        for group, text in entries.items():
+            leader = read_entry(text).leader if group == EVERY_GROUP else read_leader(text)
+            if group not in found or leader.term > found[group].term:
+                found[group] = leader
+    if failures and len(failures) == len(servers):
+        raise failures[0]
+    return found
 
 
 def entries_in(reply: Command) -> dict[str, str]:
@@ -65,22 +89,25 @@ def entries_in(reply: Command) -> dict[str, str]:
     return KVTable.decode(reply.body).table if reply.code == ResponseCode.SUCCESS else {}
 
 
-def read_entry(text: str) -> tuple[str, Address]:
-    """Id and address of a coordinator's own entry."""
-    name, _, rest = text.partition(" ")
-    address = rest.partition(" ")[0]
-    if not address:
-        raise RemoteProtocolError(f"the name servers have an entry for a coordinator that cannot be read: {text!r}")
-    return name, parse_address(address)
+class CoordinatorEntry(NamedTuple):
+    """The entry of the coordinators of a cluster."""
+
+    name: str
+    """Their id, which is in their store."""
+    leader: Leader
+    limit: int
+    """All epochs that were granted are below."""
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.leader} {self.limit}"
 
 
-def epochs_below(text: str) -> int:
-    """A number above all epochs that the coordinator of an entry has granted; 0 if the entry has none."""
-    last = text.rpartition(" ")[2]
-    return int(last) if last.isdecimal() else 0
-
-
-def entry_text(name: str, address: Address, highest: int) -> str:
-    """`highest` is the highest epoch that was granted. Others follow before the entry is changed, so it names a number
-    that is a whole step above it."""
-    return f"{name} {address} {(highest // EPOCH_STEP + 2) * EPOCH_STEP}"
+def read_entry(text: str) -> CoordinatorEntry:
+    """Read the entry of a cluster's coordinators."""
+    try:
+        name, address, term, limit = text.split()
+        return CoordinatorEntry(name, Leader(parse_address(address), int(term)), int(limit))
+    except ValueError:
+        raise RemoteProtocolError(
+            f"the name servers have an entry for a coordinator that cannot be read: {text!r}"
+        ) from None

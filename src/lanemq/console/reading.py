@@ -51,7 +51,7 @@ otherwise leave pages a minute old."""
 SILENT_SECONDS = 2.0
 """A snapshot that takes longer is reported to the pages while it is being taken: a frozen broker does not refuse, and a
 request to it fails only after seconds."""
-NO_ANSWER = "the brokers have not answered for some seconds"
+NO_ANSWER = "no answer for some seconds"
 SLOW_FACTOR = 3
 """Unless the last one took long, too: then so many times as long as that one. Many groups take their time."""
 IDLE_FACTOR = 5

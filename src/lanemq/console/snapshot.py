@@ -12,6 +12,7 @@ from datetime import datetime
 
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.clusters import other_clusters
+from lanemq.client.admin.coordinated import leader_note
 from lanemq.client.admin.dead_letters import dead_letter_queues
 from lanemq.client.admin.parked import ParkedAdmin, ParkedLaneView
 from lanemq.client.admin.queue_progress import (
@@ -221,7 +222,7 @@ class SnapshotReader:
             queues=shown,
             note=group.note,
             broadcasting=group.broadcasting,
-            coordinator=group.coordinator,
+            coordinator=f"{group.coordinator}{leader_note(group.leader)}",
             reported=group.reported,
         )
 

@@ -23,6 +23,11 @@ class BackgroundAnswers:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def cancel(self) -> None:
+        """Answer nothing any more: the term is over."""
+        for task in tuple(self._tasks):
+            task.cancel()
+
 
 async def _answer(peer: Peer, request: Command, work: Coroutine[Any, Any, Body]) -> None:
     try:

@@ -1,6 +1,6 @@
 """The requests of a coordinator to its cluster, as calls that take and return values."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -50,8 +50,12 @@ GroupSettings = dict[str, Any]
 class ClusterLink:
     """Connections to the name servers and brokers of one Apache cluster."""
 
-    def __init__(self, servers: Sequence[Address], pool: ConnectionPool) -> None:
+    def __init__(
+        self, servers: Sequence[Address], pool: ConnectionPool, may_ask: Callable[[], None] = lambda: None
+    ) -> None:
+        """`may_ask` is called before each request; it raises if this process may not change the cluster any more."""
         self.servers = tuple(servers)
+        self._may_ask = may_ask
         self._pool = pool
         self._answered = 0
         """The place of the name server that answered last, which is asked first: a frozen one costs 3 s each time."""
@@ -170,6 +174,7 @@ class ClusterLink:
     async def commit_all(self, broker: Address, group: str, offsets: Mapping[MessageQueue, int]) -> None:
         """Commit without answers, as RocketMQ's members do: what is lost is seen at the next look."""
         connection = await self._pool.get(broker)
+        self._may_ask()
         for queue, offset in offsets.items():
             connection.post_oneway(_commit(group, queue, offset))
 
@@ -243,6 +248,7 @@ class ClusterLink:
         raise ConnectFailed(f"no name server answered (tried {', '.join(map(str, self.servers))}): {failure}")
 
     async def _ask(self, address: Address, command: Command) -> Command:
+        self._may_ask()
         return await self._pool.request(address, command, REQUEST_SECONDS)
 
 

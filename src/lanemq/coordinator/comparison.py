@@ -15,7 +15,7 @@ from lanemq.coordinator.background_answers import BackgroundAnswers
 from lanemq.coordinator.cluster import ClusterLink
 from lanemq.coordinator.queues import ClusterQueues
 from lanemq.core.brokering.progress_store import EndedLane, ProgressChange, SavedLane, SavedOffset
-from lanemq.core.brokering.queue_progress import LaneName, QueueProgress
+from lanemq.core.brokering.queue_progress import LaneName, QueueProgress, ResetState
 from lanemq.core.finished_ranges import FinishedRanges
 from lanemq.model.errors import BrokerBusy, LaneError
 from lanemq.model.keys import shown_key
@@ -45,11 +45,13 @@ class _Other(NamedTuple):
 class ComparisonHandler:
     """Requests 4211 and 4212."""
 
-    def __init__(self, parts: GroupContext, link: ClusterLink, queues: ClusterQueues) -> None:
+    def __init__(
+        self, parts: GroupContext, link: ClusterLink, queues: ClusterQueues, answers: BackgroundAnswers
+    ) -> None:
         self._parts = parts
         self._link = link
         self._queues = queues
-        self._answers = BackgroundAnswers()
+        self._answers = answers
 
     def table(self) -> dict[int, Handler]:
         return {RequestCode.LANE_SEEN: self._seen, RequestCode.LANE_COMPARE: self._compare}
@@ -57,9 +59,22 @@ class ComparisonHandler:
     def _seen(self, peer: Peer, request: Command) -> None:
         wanted = LaneBody.of_request(request.body)
         queue = self._queues.named(wanted.topic, wanted.broker, wanted.queue_id)
-        seen = self._parts.progress.at(check_group(wanted.group), queue).seen
+        progress = self._parts.progress.at(check_group(wanted.group), queue)
+        if self._is_outdated(progress):
+            raise BrokerBusy(
+                ResponseCode.SYSTEM_BUSY,
+                f"group {wanted.group} was set back in {queue} after that queue was granted: take it again",
+            )
+        seen = progress.seen
         body = SeenBody() if seen is None else SeenBody(seen=SeenLog(seen.last_read, seen.last_done, seen.stamps))
         answer(peer, request, {}, body.encode())
+
+    def _is_outdated(self, progress: QueueProgress) -> bool:
+        """Whether the progress that the asking owner got with its lease has changed since, by a reset or a drop.
+
+        It would skip what was finished in the former log, and the comparison would not notice: the marks are gone.
+        """
+        return progress.reset is not ResetState.NONE
 
     def _compare(self, peer: Peer, request: Command) -> None:
         body = CompareBody.of_request(request.body)

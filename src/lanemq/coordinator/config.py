@@ -15,8 +15,12 @@ class CoordinatorOptions:
     cluster: tuple[Address, ...]
     """The name servers of the Apache RocketMQ cluster, all of them: settings are kept at each."""
 
-    data: Path
+    data: Path | None = None
     """Folder of leases, offsets and lanes. One coordinator at a time may use it, always for the same cluster."""
+
+    state: str | None = None
+    """Address of a PostgreSQL database for leases, offsets and lanes, in place of a folder. All coordinators of a
+    cluster use the same one, and one of them leads. Its groups are those of one cluster."""
 
     listen: Address = field(default_factory=lambda: Address("127.0.0.1", 9870))
     """Address to listen on. Loopback by default, because a coordinator serves every client that reaches it."""

@@ -40,13 +40,20 @@ REPLICA_PAUSE = 0.5
 class MoveHandler:
     """Request 4210. One move at a time."""
 
-    def __init__(self, parts: GroupContext, link: ClusterLink, queues: ClusterQueues, watch: ClusterWatch) -> None:
+    def __init__(
+        self,
+        parts: GroupContext,
+        link: ClusterLink,
+        queues: ClusterQueues,
+        watch: ClusterWatch,
+        answers: BackgroundAnswers,
+    ) -> None:
         self._parts = parts
         self._link = link
         self._queues = queues
         self._watch = watch
         self._moving = asyncio.Lock()
-        self._answers = BackgroundAnswers()
+        self._answers = answers
 
     def table(self) -> dict[int, Handler]:
         return {RequestCode.LANE_COORDINATE: self._move}
@@ -94,7 +101,7 @@ class MoveHandler:
         # Read after that: no member can have moved them since.
         offsets = await self._offsets_at(group, masters)
         await self._save(SubscriptionGroupConfig(group_name=group, retry_max_times=_retries(settings)), offsets)
-        await self._link.put(group, str(self._watch.address), self._link.servers)
+        await self._link.put(group, str(self._watch.leader), self._link.servers)
         self._queues.changed.set()
         return CoordinateAnswer(queues=_queues(offsets), moved=True)
 

@@ -17,9 +17,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lanemq.clock import Clock
-from lanemq.core.brokering.cluster.leadership import NO_LEADER, Sight, Term, TermRow
+from lanemq.coordinator.postgres_safety import safety_of
+from lanemq.coordinator.store import NotLeading, Safety
+from lanemq.core.brokering.cluster.leadership import NO_LEADER, RENEW_EVERY_MS, TERM_MS, Sight, Term, TermRow
 from lanemq.log.state.group_rows import GroupRows, Statements, Sync
 from lanemq.model.errors import DiskFull, StorageError, UsageError
+from lanemq.model.units import Millis
 
 if TYPE_CHECKING:
     import psycopg
@@ -93,10 +96,6 @@ _WARNING = "01000"
 """A commit that its standby did not confirm, because somebody cancelled the wait."""
 
 
-class NotLeading(StorageError):
-    """This process leads no more; what it has in memory may be wrong."""
-
-
 class _Gathered:
     """The statements of a transaction."""
 
@@ -111,7 +110,10 @@ class _Gathered:
 
 
 class PostgresRows(GroupRows):
-    """The rows of one cluster's groups. Begin with `connect`, again after each failure."""
+    """The rows of one cluster's groups: a `Store`. Begin with `connect`, again after each failure."""
+
+    shared = True
+    former: Sight | None = None
 
     def __init__(self, url: str, clock: Clock) -> None:
         self.url = url
@@ -229,12 +231,28 @@ class PostgresRows(GroupRows):
         if self.term is not None:
             self.term.end("handed over")
 
+    def safety(self) -> Safety:
+        """Whether a fail-over of the database can lose changes."""
+        return safety_of(self.rows)
+
     # rows
+
+    @property
+    def group_rows(self) -> GroupRows:
+        return self
 
     def rows(self, query: str, values: Sequence[object] = ()) -> list[Any]:
         with self._lock:
+            self._renew_between()
             result = self._send([(query, values)])
             return [tuple(map(_read, row)) for row in result.fetchall()]
+
+    def _renew_between(self) -> None:
+        """A new leader reads everything, which may take longer than a term; its renewals wait for the connection."""
+        term, now = self.term, self._clock.now()
+        is_due = term is not None and not term.answers(now=Millis(now + TERM_MS - RENEW_EVERY_MS))
+        if term is not None and is_due and self._gathered is None and term.answers(now=now):
+            self.renew()
 
     @contextlib.contextmanager
     def transaction(self, sync: Sync) -> Iterator[Statements]:

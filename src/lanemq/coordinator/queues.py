@@ -7,7 +7,7 @@ has a lease keeps it while a new master is being locked.
 """
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from lanemq.broker.group_queues import no_such_queue
@@ -47,6 +47,10 @@ class ClusterQueues:
         self._locks: dict[tuple[str, MessageQueue], HeldLock] = {}
         self._topics: dict[str, None] = {}
         """Topics that a request named, whether or not they exist."""
+        self.grants_from = Millis(0)
+        """New owners wait until then: the store has gone back, and a member may have a lease that is lost there."""
+        self.epochs_left: Callable[[], bool] = lambda: True
+        """Whether epochs may be granted: they stay below the limit that name servers have."""
         self.changed = asyncio.Event()
         """Set when a topic is asked for that is not known."""
 
@@ -87,7 +91,7 @@ class ClusterQueues:
 
     def grantable(self, group: str, queue: MessageQueue) -> bool:
         lock = self._locks.get((group, queue))
-        if queue not in self.confirmed:
+        if queue not in self.confirmed or self._clock.now() < self.grants_from or not self.epochs_left():
             return False
         return lock is not None and lock.until > self._clock.now() and lock.master == self._masters.get(queue.broker)
 

@@ -6,17 +6,20 @@ repaired. A broker that does not answer is tried again in the next round; a froz
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
 from lanemq.broker.context import GroupContext
-from lanemq.client.coordination import EVERY_GROUP, entry_text, read_entry
+from lanemq.broker.handlers.locks import MAX_QUEUES
+from lanemq.client.coordination import EVERY_GROUP, CoordinatorEntry, Leader, read_entry
 from lanemq.coordinator.cluster import CONSUME_ENABLE, ClusterLink, masters_in, settings_of
 from lanemq.coordinator.copies import OffsetCopies
+from lanemq.coordinator.entries import OtherCoordinator, refuse_other
 from lanemq.coordinator.queues import ClusterQueues
 from lanemq.coordinator.retention import ParkedCopies
-from lanemq.model.errors import LaneError, ProtocolError
+from lanemq.core.brokering.cluster.epoch_floor import EpochFloor
+from lanemq.model.errors import ConnectFailed, LaneError, ProtocolError
 from lanemq.model.names import RETRY_PREFIX, pull_group
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis
@@ -44,19 +47,24 @@ COPIES_EVERY_MS = 5_000
 """Between two copies of offsets to the brokers. Short: each costs a broker a request for every queue that moved."""
 
 
-class OtherCoordinator(LaneError):
-    """Another coordinator is registered for the cluster."""
-
-
 class ClusterWatch:
     """The loop that keeps `ClusterQueues` true, and the cluster as coordinated groups need it."""
 
     def __init__(
-        self, name: str, address: Address, link: ClusterLink, parts: GroupContext, queues: ClusterQueues
+        self,
+        name: str,
+        leader: Leader,
+        link: ClusterLink,
+        parts: GroupContext,
+        queues: ClusterQueues,
+        heard_of: Callable[[int], None],
     ) -> None:
-        """`name` is the id of this coordinator, `address` where members reach it."""
+        """`name` is the id of the cluster's coordinators, `leader` this one. `heard_of` is told of higher terms."""
         self._name = name
-        self.address = address
+        self.leader = leader
+        self._heard_of = heard_of
+        self._limit = EpochFloor()
+        queues.epochs_left = lambda: self._limit.allows(parts.locks.highest_epoch, MAX_QUEUES)
         self._link = link
         self._parts = parts
         self._queues = queues
@@ -147,31 +155,50 @@ class ClusterWatch:
 
     # name servers
 
-    def _entry(self) -> str:
-        return entry_text(self._name, self.address, self._parts.locks.highest_epoch)
+    def _entry(self) -> CoordinatorEntry:
+        return CoordinatorEntry(self._name, self.leader, self._limit.wanted(self._parts.locks.highest_epoch))
 
     async def take_over(self) -> None:
-        """Replace the entry of a coordinator whose folder is lost. If that one still runs, it ends."""
-        await self._link.put(EVERY_GROUP, self._entry(), self._link.servers)
+        """Replace the entries of a coordinator whose store is lost. If that one still runs, it ends."""
+        await self._link.put(EVERY_GROUP, str(self._entry()), self._link.servers)
 
     async def register(self) -> None:
-        """Enter this coordinator and its groups where they are missing; raises if another one is entered."""
-        await asyncio.gather(*map(self._register_at, self._link.servers))
+        """Enter this coordinator and its groups where they are missing; raises if one with another store is entered."""
+        await asyncio.gather(*(self._register_at(server) for server in self._link.servers))
 
-    async def _register_at(self, server: Address) -> None:
-        wanted = dict.fromkeys(self._parts.groups, str(self.address))
-        wanted[EVERY_GROUP] = self._entry()  # the last: where it is, all others are
+    async def register_once(self) -> None:
+        """Return when one name server has the entries: a frozen one delays nobody. `run` enters them at the others."""
+        waiting = {asyncio.create_task(self._register_at(server)) for server in self._link.servers}
+        entered = False
+        while waiting and not entered:
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            entered = any([task.result() for task in done])
+        for task in waiting:
+            task.cancel()
+        if not entered:
+            raise ConnectFailed("no name server takes the entries of this coordinator, so members would not find it")
+
+    async def _register_at(self, server: Address) -> bool:
+        """Whether a name server has the entries, and the limit of epochs with them."""
+        wanted = dict.fromkeys(self._parts.groups, str(self.leader))
+        entry = self._entry()
+        wanted[EVERY_GROUP] = str(entry)  # the last: where it is, all others are
         try:
             settings = await self._link.settings(server)
-            refuse_other(self._name, settings.get(EVERY_GROUP, ""))
+            if text := settings.get(EVERY_GROUP):
+                refuse_other(self._name, read_entry(text))
+                self._heard_of(read_entry(text).leader.term)
             for key, value in wanted.items():
                 served = key == EVERY_GROUP or key in self._parts.groups  # it may have left in between
-                if served and settings.get(key) != value:
-                    await self._link.put(key, value, (server,))
+                if served and settings.get(key) != value and await self._link.put(key, value, (server,)):
+                    return False
         except OtherCoordinator:
             raise
         except LaneError as error:
             self._warnings.failed(str(server), f"name server {server} has no current entries", error)
+            return False
+        self._limit.entered(entry.limit)
+        return True
 
     # brokers
 
@@ -254,13 +281,3 @@ class ClusterWatch:
             return False
         self._last[what] = now
         return True
-
-
-def refuse_other(name: str, entry: str) -> None:
-    """Raise if a name server has the entry of another coordinator than this one."""
-    if entry and read_entry(entry)[0] != name:
-        other, address = read_entry(entry)
-        raise OtherCoordinator(
-            f"the cluster has the coordinator {other} at {address}, and a cluster has one: this one was started with "
-            f"another data folder. Start it with the folder of that one, or, if that is lost for good, with --replace"
-        )

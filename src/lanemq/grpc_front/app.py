@@ -39,7 +39,7 @@ class Front:
         self.address = options.listen
         self.service: FrontService
         self._tidying: asyncio.Task[None] | None = None
-        self._monitor: Monitor | None = None
+        self.monitor: Monitor | None = None
 
     async def start(self) -> None:
         """Serves when it returns. Raises `OSError` if it cannot listen."""
@@ -55,9 +55,9 @@ class Front:
         self.service = FrontService(options, self.access, self._routes, sender, secrets.token_hex(4), clock)
         self._transport = GrpcTransport(self.service, self.service.methods, max_body_bytes=options.max_body_bytes)
         self.address = await self._transport.start(options.listen, options.tls)
-        self._tidying = asyncio.create_task(self.service.run())
+        self._tidying = asyncio.create_task(self.service.consumers.run())
         if options.monitor is not None:
-            self._monitor = Monitor(options.monitor, FrontHealth(self.service))
+            self.monitor = Monitor(options.monitor, FrontHealth(self.service))
 
     def reload(self) -> None:
         """Reads the users again; a file with a mistake is reported, and changes nothing."""
@@ -68,11 +68,11 @@ class Front:
 
     async def stop(self) -> None:
         """Hands the queues over, sends the clients to other fronts, and waits for messages that are being sent."""
-        await self.service.drain()
+        await self.service.consumers.drain()
         await self._transport.stop(END_SECONDS)
         if self._tidying is not None:
             self._tidying.cancel()
         await self._producer.close(CLOSE_SECONDS)
         self._routes.close()
-        if self._monitor is not None:
-            self._monitor.close()
+        if self.monitor is not None:
+            self.monitor.close()

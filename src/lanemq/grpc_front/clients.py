@@ -56,7 +56,8 @@ class GrpcClient:
     @property
     def name(self) -> str:
         """As operators see it."""
-        return f"{self.id} ({self.language.name.lower()} {self.version})".replace("unspecified ", "gRPC ")
+        language = "gRPC" if self.language is Language.UNSPECIFIED else self.language.name.lower()
+        return f"{self.id} ({language} {self.version})"
 
 
 class ClientTable:
@@ -72,14 +73,14 @@ class ClientTable:
 
         A client's id belongs to the user that came with it first: nobody else can end it or take its messages.
         """
-        given = head.metadata.get("x-mq-client-id") or head.connection
-        known = self._known.get(given)
+        name = head.metadata.get("x-mq-client-id") or head.connection
+        known = self._known.get(name)
         if known is not None and known.user is not None and (user is None or user.access_key != known.user.access_key):
-            raise CallFailed(Code.FORBIDDEN, f"client id {given!r} belongs to another user")
-        if given not in self._known and len(self._known) >= self._most:
+            raise CallFailed(Code.FORBIDDEN, f"client id {name!r} belongs to another user")
+        if known is None and len(self._known) >= self._most:
             raise CallFailed(Code.TOO_MANY_REQUESTS, f"this front has {self._most} clients already")
-        self.alive.seen(given, now=now, connection=head.connection)
-        client = known or self._known.setdefault(given, GrpcClient(given))
+        self.alive.seen(name, now=now, connection=head.connection)
+        client = known or self._known.setdefault(name, GrpcClient(name))
         client.user = user
         if client.language is Language.UNSPECIFIED:
             language = head.metadata.get("x-mq-language", "")

@@ -44,11 +44,11 @@ class FrontHealth:
         return None
 
     def ready_problems(self) -> list[str]:
-        if self._service.draining:
+        if self._service.consumers.draining:
             return ["stopping"]
         return [
             f"group {group.name} has no member: {group.failure}"
-            for group in list(self._service.groups.values())
+            for group in list(self._service.consumers.groups.values())
             if group.failure
         ]
 
@@ -70,8 +70,8 @@ def front_samples(service: FrontService) -> Iterator[MetricSample]:
     held = Counts[str]()
     for each in handing.hand_outs:
         held[each.group] += len(each.handles) - len(each.acknowledged)
-    yield from (MetricSample(HELD, held[group], (group,)) for group in service.groups)
-    yield MetricSample(GROUPS_DOWN, sum(bool(group.failure) for group in service.groups.values()))
+    yield from (MetricSample(HELD, held[group], (group,)) for group in service.consumers.groups)
+    yield MetricSample(GROUPS_DOWN, sum(bool(group.failure) for group in service.consumers.groups.values()))
     for metric, value in (
         (WAITING, handing.waiting),
         (HANDED_OUT, handing.handed_out),

@@ -114,14 +114,13 @@ class LaneMember:
 
     def take(self, topic: str, most: int) -> MessageRun | Millis | None:
         """A run of a topic; or when a held lane may run again, None if none is held."""
-        found = self._take_from(topic, most)
-        if isinstance(found, LaneRun):
-            return found
-        again = self._take_retry(topic)
-        if isinstance(again, LaneRun):
-            return again
-        times = [time for time in (found, again) if time is not None]
-        return min(times) if times else None
+        run_or_time = self._take_from(topic, most)
+        if isinstance(run_or_time, LaneRun):
+            return run_or_time
+        retry_or_time = self._take_retry(topic)
+        if isinstance(retry_or_time, LaneRun):
+            return retry_or_time
+        return min((time for time in (run_or_time, retry_or_time) if time is not None), default=None)
 
     def _take_from(self, topic: str, most: int) -> MessageRun | Millis | None:
         lanes = self._lanes.get(topic)
@@ -137,11 +136,12 @@ class LaneMember:
             if run.may_continue(now=self.options.clock.now()):
                 return run
             self.put_back(run)
-        while isinstance(found := self._take_from(retry_topic(self.group), 1), LaneRun):
-            if found.messages[0].topic == topic:
-                return found
-            self._aside.setdefault(found.messages[0].topic, deque()).append(found)
-        return found
+        while isinstance(run_or_time := self._take_from(retry_topic(self.group), 1), LaneRun):
+            first_topic = run_or_time.messages[0].topic
+            if first_topic == topic:
+                return run_or_time
+            self._aside.setdefault(first_topic, deque()).append(run_or_time)
+        return run_or_time
 
     # how runs end
 

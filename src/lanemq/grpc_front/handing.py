@@ -73,11 +73,8 @@ class Handing:
         again = self.hand_outs.of_attempt(call.client.id, call.attempt_id, *place, now=self._clock.now())
         if again:
             call.hand_outs += again
-            for each in again:
-                each.answer, each.connection = (
-                    call,
-                    call.connection,
-                )  # the answer to the first call is lost, and cannot return them any more
+            for each in again:  # the answer to the first call is lost, and cannot return them any more
+                each.answer, each.connection = call, call.connection
             return
         line = self._waiting.setdefault(place, deque())
         line.append(call)

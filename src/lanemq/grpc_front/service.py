@@ -3,10 +3,8 @@
 Every error of an application is a status inside a successful answer; gRPC's own codes are for calls that are none.
 """
 
-import asyncio
 import contextlib
 import logging
-import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
@@ -15,15 +13,14 @@ from lanemq.core.fronting.hand_outs import Ruling
 from lanemq.grpc_front.access import Access
 from lanemq.grpc_front.answers import OK, CallFailed, name_of, status_of
 from lanemq.grpc_front.clients import LONG_POLL_MS, ClientTable, GrpcClient, answer_to, tags_in
-from lanemq.grpc_front.delivery import wire_message
-from lanemq.grpc_front.groups import STOP_SECONDS, FrontGroup, Wanted
+from lanemq.grpc_front.consumers import Consumers
 from lanemq.grpc_front.handing import Handing, Receive
 from lanemq.grpc_front.options import FrontOptions
 from lanemq.grpc_front.port import CallHead, CallRefused, Parts
 from lanemq.grpc_front.routes import Routes
 from lanemq.grpc_front.sending import MessageSender
+from lanemq.grpc_front.streams import ReceiveAnswer, TelemetryAnswer
 from lanemq.model.errors import LaneError, RemoteProtocolError
-from lanemq.model.names import check_group
 from lanemq.model.units import Millis
 from lanemq.wire.grpc.codec import decode, encode
 from lanemq.wire.grpc.messages import (
@@ -35,14 +32,11 @@ from lanemq.wire.grpc.messages import (
     Code,
     ForwardRequest,
     HeartbeatRequest,
-    Instant,
-    Nonce,
     QueryAssignmentRequest,
     QueryAssignmentResponse,
     QueryRouteRequest,
     QueryRouteResponse,
     ReceiveMessageRequest,
-    ReceiveMessageResponse,
     SendMessageRequest,
     SendMessageResponse,
     Settings,
@@ -51,7 +45,6 @@ from lanemq.wire.grpc.messages import (
     TelemetryCommand,
     TerminationRequest,
 )
-from lanemq.wire.lane_bodies import FrontClientBody, FrontClientsBody
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -63,11 +56,9 @@ SPARE_SECONDS = 0.5
 MAX_BATCH = 256
 MAX_WAITING = 256
 """Receives that a client may have open: 4 for each topic of a push consumer are usual."""
-TICK_SECONDS = 0.1
 
 _STALE = Status(Code.INVALID_RECEIPT_HANDLE, "the handle is not valid any more: the message is or was delivered again")
 _NOT_NOW = Status(Code.HA_NOT_AVAILABLE, "the front does not reach the broker at the moment: try again")
-_NOTHING = Status(Code.MESSAGE_NOT_FOUND, "no message at the moment")
 _STATUS = {
     Ruling.STALE: _STALE,
     Ruling.NOT_NOW: _NOT_NOW,
@@ -84,12 +75,9 @@ class FrontService:
     ) -> None:
         self.options = options
         self.clients = ClientTable(options.max_clients)
-        self.groups: dict[str, FrontGroup] = {}
         self.handing = Handing(boot, clock, Millis(round(options.longest_handler * 1000)))
         self.sender = sender
-        self.draining = False
-        self.leaving = asyncio.Event()
-        """Clients are to go to another front."""
+        self.consumers = Consumers(options, self.clients, self.handing, routes, clock)
         self.access, self._routes, self.clock = access, routes, clock
         self._unary: dict[str, tuple[type, Callable[..., Awaitable[object]], type]] = {
             "QueryRoute": (QueryRouteRequest, self._query_route, QueryRouteResponse),
@@ -125,10 +113,10 @@ class FrontService:
         return self.clients.of_call(head, user, now=self.clock.now())
 
     def stream(self, head: CallHead, body: bytes) -> Parts:
-        return _Received(self, head, body)
+        return ReceiveAnswer(self, head, body)
 
     def converse(self, head: CallHead, messages: AsyncIterator[bytes]) -> Parts:
-        return _Telemetry(self, head, messages)
+        return TelemetryAnswer(self, head, messages)
 
     # routes
 
@@ -177,55 +165,12 @@ class FrontService:
             tags = {name_of(each.topic, "topic"): tags_in(each.expression) for each in subscription.subscriptions}
             for topic in tags:
                 self.access.consume(client.user, group, topic)
-            ordered = bool(tags) and await self._subscribe(client, group, tags, all_of_it=True)
+            ordered = bool(tags) and await self.consumers.subscribe(client, group, tags, all_of_it=True)
         told = answer_to(
             settings, client.language, ordered=ordered,
             max_body_bytes=self.options.max_body_bytes, retries=self.options.retries,
         )  # fmt: skip
         return TelemetryCommand(OK, told)
-
-    async def _subscribe(self, client: GrpcClient, name: str, tags: dict[str, str], *, all_of_it: bool = False) -> bool:
-        """Notes what a consumer subscribes to; returns whether its group consumes in order.
-
-        Nothing is noted of a request that is refused: the member of the group would try it for all clients.
-        """
-        check_group(name)
-        ordered = await self._routes.ordered(tags)
-        self._check_tags(client, name, tags)
-        if self.clients.known(client.id) is not client:
-            raise CallFailed(Code.BAD_REQUEST, f"client {client.id!r} has ended")
-        group = self._group(name)
-        before = client.tags if client.group == name and not all_of_it else {}
-        client.group, client.tags = name, {**before, **tags}
-        ordered = ordered or (group.wanted is not None and group.wanted.ordered)
-        group.want(Wanted(self.clients.tags_of(name), ordered))
-        return ordered
-
-    def _check_tags(self, client: GrpcClient, name: str, tags: dict[str, str]) -> None:
-        """Raises `CallFailed` if other clients of the group read a topic with other tags."""
-        others = {
-            topic: theirs
-            for each in self.clients.of_group(name)
-            if each is not client
-            for topic, theirs in each.tags.items()
-        }
-        for topic, wanted in tags.items():
-            if others.get(topic, wanted) != wanted:
-                text = (
-                    f"group {name!r} reads topic {topic!r} with tags {others[topic]!r}, and this client asks for "
-                    f"{wanted!r}: all members of a group use the same tags"
-                )
-                raise CallFailed(Code.ILLEGAL_FILTER_EXPRESSION, text)
-
-    def _group(self, name: str) -> FrontGroup:
-        group = self.groups.get(name)
-        if group is None:
-            if self.draining:
-                raise CallFailed(Code.HA_NOT_AVAILABLE, "this front is stopping: use another one")
-            if len(self.groups) >= self.options.max_groups:
-                raise CallFailed(Code.TOO_MANY_REQUESTS, f"this front has {self.options.max_groups} groups already")
-            group = self.groups[name] = FrontGroup(name, self.options, self.clock, self.handing.serve)
-        return group
 
     # receiving
 
@@ -238,8 +183,8 @@ class FrontService:
         if self.handing.waiting_of(client.id) >= MAX_WAITING:
             raise CallFailed(Code.TOO_MANY_REQUESTS, f"this client has {MAX_WAITING} receives open already")
         if client.group != group or client.tags.get(topic) != tags:
-            await self._subscribe(client, group, {topic: tags})
-        kept = self._group(group)
+            await self.consumers.subscribe(client, group, {topic: tags})
+        kept = self.consumers.group(group)
         invisible = None if request.auto_renew else _invisible(request)
         call = Receive(
             client, kept, topic, max(1, min(request.batch_size or 1, MAX_BATCH)), invisible,
@@ -292,67 +237,6 @@ class FrontService:
         ruling, handle = self.handing.change(client, request.receipt_handle, group, topic, asked)
         return ChangeInvisibleResponse(_STATUS[ruling], handle)
 
-    # life
-
-    async def run(self) -> None:
-        """Looks after clients and groups until it is cancelled."""
-        while True:
-            await asyncio.sleep(TICK_SECONDS)
-            try:
-                await self._look_after_all()
-            except Exception:
-                log.exception("the front could not look after its clients and groups; it tries again")
-
-    async def _look_after_all(self) -> None:
-        for client in self.clients.gone(now=self.clock.now()):
-            log.info("client %s is gone", client.name)
-        for lost in self.clients.alive.lost_connections(now=self.clock.now()):
-            self.handing.connection_lost(*lost)
-        self.handing.tidy(self.clients.alive)
-        for name, group in [] if self.draining else list(self.groups.items()):
-            tags, wanted = self.clients.tags_of(name), group.wanted
-            group.want(Wanted(tags, wanted.ordered) if tags and wanted is not None else None)
-            group.check()
-            if group.member is not None:
-                group.member.now_has(self._clients_of(name))
-            if group.idle and not tags:
-                del self.groups[name]
-                await group.close()
-
-    def _clients_of(self, group: str) -> FrontClientsBody:
-        """The clients of a group, as its operators see them."""
-        out = self.handing.hand_outs
-        return FrontClientsBody(
-            clients=[
-                FrontClientBody(
-                    id=each.id,
-                    language=each.language.name.lower(),
-                    version=each.version,
-                    held=sum(len(hand_out.handles) for hand_out in out.of_client(each.id)),
-                )
-                for each in self.clients.of_group(group)
-            ]
-        )
-
-    async def drain(self) -> None:
-        """Hands nothing out any more and all queues over, and then sends the clients away.
-
-        Each queue leaves as soon as nothing of it is with a client, so another front continues at once. The calls stay
-        open until then, because decisions must come to this front.
-        """
-        self.draining = self.handing.draining = True
-        await asyncio.gather(*(self._hand_over(group) for group in self.groups.values()))
-        self.leaving.set()
-        self.handing.answer_all()
-
-    async def _hand_over(self, group: FrontGroup) -> None:
-        """Queues without order have no lease, and do not wait for decisions by themselves."""
-        if group.wanted is not None and not group.wanted.ordered:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(STOP_SECONDS):
-                    await self.handing.all_decided(group.name)
-        await group.close()
-
 
 def _invisible(request: ReceiveMessageRequest) -> Millis:
     asked = request.invisible_duration.ms if request.invisible_duration is not None else 0
@@ -370,95 +254,3 @@ def _patience(head: CallHead, request: ReceiveMessageRequest) -> float:
     if head.seconds_left is not None:
         seconds = min(seconds, head.seconds_left - SPARE_SECONDS)
     return max(0.0, seconds)
-
-
-class _Received:
-    """The answer to one ReceiveMessage: its status, its messages, and the time of delivery."""
-
-    def __init__(self, service: FrontService, head: CallHead, body: bytes) -> None:
-        self._service, self._head, self._body = service, head, body
-        self._receive: Receive | None = None
-        self._client: GrpcClient | None = None
-        self._call = 0
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        service, now = self._service, self._service.clock.now()
-        try:
-            self._client = client = service.caller(self._head)
-            self._call = service.clients.alive.opened(client.id, self._head.connection, now=now)
-            request = decode(ReceiveMessageRequest, self._body)
-            self._receive = receive = await service.receive(self._head, client, request)
-        except RemoteProtocolError as error:
-            raise CallRefused("INVALID_ARGUMENT", str(error)) from None
-        except (CallFailed, LaneError) as error:
-            status = error.status if isinstance(error, CallFailed) else status_of(error)
-            yield encode(ReceiveMessageResponse(status=status))
-            return
-        yield encode(ReceiveMessageResponse(status=OK if receive.hand_outs else _NOTHING))
-        for each in receive.hand_outs:
-            invisible = Millis(each.until - each.began)
-            for at, message in enumerate(each.run.messages):
-                yield encode(ReceiveMessageResponse(message=wire_message(message, each, at, invisible)))
-        if receive.hand_outs:
-            wall = Instant.of_ms(service.clock.wall())
-            yield encode(ReceiveMessageResponse(delivery_timestamp=wall))
-
-    def ended(self, *, complete: bool) -> None:
-        if self._client is not None:
-            now = self._service.clock.now()
-            self._service.clients.alive.ended(self._client.id, self._call, broken=not complete, now=now)
-        if not complete and self._receive is not None:
-            self._service.handing.not_received(self._receive)
-
-
-class _Telemetry:
-    """One telemetry call: settings in, settings out, for as long as the client keeps it open."""
-
-    def __init__(self, service: FrontService, head: CallHead, messages: AsyncIterator[bytes]) -> None:
-        self._service, self._head, self._messages = service, head, messages
-        self._client: GrpcClient | None = None
-        self._call = 0
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        service, now = self._service, self._service.clock.now()
-        try:
-            self._client = client = service.caller(self._head)
-        except CallFailed as failed:
-            yield encode(TelemetryCommand(failed.status))
-            return
-        self._call = service.clients.alive.opened(client.id, self._head.connection, now=now)
-        messages = aiter(self._messages)
-        while (body := await self._next(messages)) is not None:  # read when the client has taken the last answer
-            yield encode(await self._answer(client, body))
-        if service.leaving.is_set():
-            yield encode(TelemetryCommand(OK, reconnect=Nonce(secrets.token_hex(4))))
-
-    async def _next(self, messages: AsyncIterator[bytes]) -> bytes | None:
-        """What the client says next; None if it has ended, or is to go to another front."""
-        reading = asyncio.create_task(_first_of(messages))
-        leaving = asyncio.create_task(self._service.leaving.wait())
-        try:
-            await asyncio.wait({reading, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            return reading.result() if reading.done() else None
-        finally:
-            leaving.cancel()
-            reading.cancel()
-
-    async def _answer(self, client: GrpcClient, body: bytes) -> TelemetryCommand:
-        try:
-            command = decode(TelemetryCommand, body)
-            if command.settings is None:
-                return TelemetryCommand(OK)
-            return await self._service.settings_for(client, command.settings)
-        except (CallFailed, LaneError) as error:
-            return TelemetryCommand(error.status if isinstance(error, CallFailed) else status_of(error))
-
-    def ended(self, *, complete: bool) -> None:
-        """A telemetry call is never complete: a client that ends says so, and one whose connection is lost cannot."""
-        if self._client is not None:
-            now = self._service.clock.now()
-            self._service.clients.alive.ended(self._client.id, self._call, broken=True, now=now)
-
-
-async def _first_of(messages: AsyncIterator[bytes]) -> bytes | None:
-    return await anext(messages, None)

@@ -111,6 +111,10 @@ class ConnectFailed(TransportError):
     """No connection to the address."""
 
 
+class NotLeader(ConnectFailed):
+    """The coordinator at the address does not lead: it has not carried out the request."""
+
+
 class TlsFailed(ConnectFailed):
     """A peer answered, but the TLS handshake failed.
 

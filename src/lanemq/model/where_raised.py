@@ -21,6 +21,17 @@ def where_raised(error: BaseException) -> str:
     return ", called from ".join(map(_shown, reversed(frames[-MAX_FRAMES:])))
 
 
+def trace_in_user_code(error: BaseException) -> TracebackType | None:
+    """The traceback from the first frame of the user on: how LaneMQ came to call a handler helps nobody who reads it.
+
+    Whole, if no frame is the user's.
+    """
+    trace = error.__traceback__
+    while trace is not None and _is_own(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    return trace or error.__traceback__
+
+
 def _frames(trace: TracebackType | None) -> list[traceback.FrameSummary]:
     return list(traceback.StackSummary.extract(traceback.walk_tb(trace), lookup_lines=False))
 

@@ -14,6 +14,7 @@ import asyncio
 import itertools
 import logging
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol, cast
 
 from lanemq.model.errors import ProtocolError
@@ -101,6 +102,10 @@ class PeerServer(Protocol):
     @property
     def needs_signature(self) -> bool:
         """Whether a peer is known only after a correctly signed request."""
+
+    @property
+    def may_answer(self) -> Callable[[], bool]:
+        """Asked before replies are written. If they may not leave any more, the connection is broken."""
 
     def adopt(self, peer: "Peer", /) -> None:
         """Called once, when the connection can be used."""
@@ -246,6 +251,9 @@ class Peer(asyncio.BufferedProtocol):
         if self._outgoing and self._transport is not None:
             outgoing, size, self._outgoing, self._outgoing_bytes = self._outgoing, self._outgoing_bytes, [], 0
             if not self.is_open or self._transport.is_closing():
+                return
+            if not self._server.may_answer():
+                self.abort()
                 return
             if len(outgoing) == 1:
                 self._transport.write(outgoing[0])

@@ -86,6 +86,10 @@ class Joining:
     count: int = 0
 
 
+def _always() -> bool:
+    return True
+
+
 class Listener:
     """A socket to which clients can connect. A server accepts the connections."""
 
@@ -116,12 +120,14 @@ class Server:
         outbox: Outbox | None = None,
         tls_detector: TlsDetector | None = None,
         nanoseconds: Callable[[], int] | None = None,
+        may_answer: Callable[[], bool] | None = None,
     ) -> None:
-        """`nanoseconds` measures the slices of the peers."""
+        """`nanoseconds` measures the slices of the peers. Before replies are written, `may_answer` is asked."""
         self.dispatcher = dispatcher
         self.reads: Reads = reads or NoReads()
         self.max_frame_bytes = max_frame_bytes
         self.unfinished: UnfinishedFrames[Peer] = UnfinishedFrames(max_unfinished_bytes)
+        self.may_answer = may_answer or _always
         self.loop = asyncio.get_running_loop()
         self.unsent: UnsentReplies[Peer] = UnsentReplies(
             MAX_UNSENT_BYTES, lambda peer: peer.unsent, lambda peer: peer.origin, self.loop.time
@@ -271,6 +277,18 @@ class Server:
             self._listener = None
         for peer in self.peers:
             peer.stop_reading()
+
+    def leave_listener(self) -> None:
+        """Accepts no new connections; the listener stays open for another server, whose clients wait in its backlog."""
+        if self._listener is not None:
+            self.loop.remove_reader(self._listener.socket)
+            self._listener = None
+
+    async def abort(self) -> None:
+        """Breaks every connection at once, without writing what is queued."""
+        for peer in tuple(self.peers):
+            peer.abort()
+        await self.close()
 
     async def close(self) -> None:
         """Closes the listener and every peer and waits for them; slow peers are cut off."""

@@ -16,6 +16,7 @@ from lanemq.model.errors import (
     LeaseLost,
     MessageRefused,
     NotAllowed,
+    NotLeader,
     OffsetNotFound,
     OrderError,
     ProducerFenced,
@@ -131,6 +132,7 @@ class RequestCode(IntEnum):
     LANE_COORDINATE = 4210  # to a coordinator
     LANE_SEEN = 4211  # to a coordinator
     LANE_COMPARE = 4212  # to a coordinator
+    LANE_LEADER = 4213  # to a coordinator
 
 
 class ResponseCode(IntEnum):
@@ -186,6 +188,7 @@ class ResponseCode(IntEnum):
     PRODUCER_FENCED = 4102
     LEASE_REFUSED = 4103
     GROUP_CONFLICT = 4104
+    NOT_LEADER = 4105  # of a coordinator
 
 
 STORED_CODES = frozenset(
@@ -241,6 +244,8 @@ def unconfirmed(code: int) -> BrokerBusy:
 
 def error_for(code: int, remark: str | None) -> LaneError:
     """The error for a refused request. Retry loops look at the error, not at the code."""
+    if code == ResponseCode.NOT_LEADER:
+        return NotLeader(remark or "this coordinator does not lead")
     order_error = _ORDER_ERRORS.get(code)
     if order_error is not None:
         return order_error(remark or f"the broker refused ({code}) and gave no reason")

@@ -290,6 +290,7 @@ class LockHeader(Header, frozen=True, kw_only=True):
     lane_keep_alive_millis: Int64 | None = None
     lane_keep_alive: Int64 | None = None
     lane_resets: bool | None = None
+    lane_term: Int64 | None = None
 
 
 class LockAnswerHeader(Header, frozen=True, kw_only=True):
@@ -297,12 +298,22 @@ class LockAnswerHeader(Header, frozen=True, kw_only=True):
 
     lane_keep_alive: Int64 | None = None
     lane_not_member: bool | None = None
+    lane_term: Int64 | None = None
 
 
 class HeartbeatHeader(Header, frozen=True, kw_only=True):
     """LaneMQ's addition to HEART_BEAT (34)."""
 
     lane_expiry_millis: Int64 | None = None
+    lane_term: Int64 | None = None
+    lane_highest_epoch: Int64 | None = None
+
+
+class NotLeaderHeader(Header, frozen=True, kw_only=True):
+    """The answer of a coordinator that does not lead."""
+
+    lane_leader: str | None = None
+    lane_term: Int64 | None = None
 
 
 class ParkHeader(Header, frozen=True, kw_only=True):

@@ -214,6 +214,34 @@ class CoordinateAnswer(Body):
     moved: bool = False
 
 
+class StandbyBody(Body):
+    """A copy of the database of a coordinator."""
+
+    name: str = ""
+    confirms: bool = False
+    """Whether each change waits for it."""
+    lag_bytes: int = -1
+    """What it has not applied yet; -1: the database does not say so to this user."""
+
+
+class LeaderAnswer(Body):
+    """Answers LANE_LEADER (4213): who leads, and how its state does."""
+
+    address: str = ""
+    term: int = 0
+    leads_millis: int = 0
+    """How long it has led."""
+    store: str = ""
+    """Its folder or database, for people."""
+    shared: bool = False
+    """Whether other coordinators may take over."""
+    write_millis: int = 0
+    """How long its last change took; 0 for a folder."""
+    standbys: list[StandbyBody] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    """What may lose changes when the database fails over."""
+
+
 class SeenBody(Body):
     """Answers LANE_SEEN (4211), which names a queue in a `LaneBody`: what the group has seen of the queue's log."""
 

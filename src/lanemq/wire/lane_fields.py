@@ -29,6 +29,13 @@ groups. A sender without it is removed after RocketMQ's two minutes."""
 LANE_NOT_MEMBER: Final = "laneNotMember"
 """In the answer to a keep-alive or a lock request with a lease: the group does not have the sender as a member on this
 connection, and the sender must send a heartbeat."""
+LANE_TERM: Final = "laneTerm"
+"""The term of the coordinator that leads: in its answers to lock requests and keep-alives, and in an answer that says
+that another one leads. In a lock request, a keep-alive or a heartbeat: the highest term that the sender has seen."""
+LANE_LEADER: Final = "laneLeader"
+"""In the answer of a coordinator that does not lead: the address of the one that does."""
+LANE_HIGHEST_EPOCH: Final = "laneHighestEpoch"
+"""In a heartbeat to a coordinator: the highest epoch that the sender was ever granted. All later ones are above."""
 LANE_TOPIC: Final = "laneTopic"
 """In a request for the members of a group: only those that subscribe to this topic."""
 LANE_ORDERED: Final = "laneOrdered"

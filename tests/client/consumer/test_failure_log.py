@@ -1,5 +1,6 @@
 """What the log says of failures: once per attempt, with the place, and one traceback."""
 
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -92,3 +93,14 @@ def test_a_body_that_cannot_be_decoded_is_logged_once_with_its_place(caplog: pyt
     ((level, text, trace),) = said(caplog)
     assert (level, trace) == ("ERROR", False)
     assert text.startswith(f"handler failed, lane parked until it is redriven: {PLACE}: Undecodable(")
+
+
+def test_a_traceback_begins_in_the_users_code(caplog: pytest.LogCaptureFixture) -> None:
+    """Compiled or not: frames of LaneMQ between the worker and the handler are left out."""
+
+    def handler(message: Message) -> None:
+        raise ValueError(message.attempt)
+
+    run_to_the_end(handler, caplog, policy=HoldKey(retries=0))
+    (info,) = [each.exc_info for each in caplog.records if each.exc_info]
+    assert [frame.name for frame in traceback.extract_tb(info[2])] == ["handler"]

@@ -11,6 +11,7 @@ from tests.client.virtual_time import run_virtual
 
 from lanemq.client.consumer.options import StartFrom
 from lanemq.client.consumer.queues.assigned_queue import AssignedQueue
+from lanemq.client.consumer.queues.progress import QueueReporter
 from lanemq.client.message import Message
 from lanemq.core.consuming.retry_policy import HoldQueue
 from lanemq.core.consuming.runs import Order
@@ -284,6 +285,48 @@ def test_an_offset_that_a_former_owner_set_back_does_not_stay_behind(lane: bool,
             return broker.offsets[Q]
 
     assert run_virtual(main) == found
+
+
+def commits_without_a_lease() -> tuple[int, int]:
+    """How often a member commits at an Apache broker until it has renewed its lease, and what is committed in the end.
+
+    It does not know whether it still owns the queue: as after it was frozen, or after a lost connection.
+    """
+
+    async def main() -> tuple[int, int]:
+        broker, go = FakeBroker([Q], lane=False), asyncio.Event()
+        broker.offsets[Q] = 0
+        broker.store(Q, record(0))
+
+        async def handle(_: Message) -> None:
+            await go.wait()
+
+        async with member(broker, "a", handle) as engine:
+            await until(lambda: bool(broker.what("pull")))
+            await asyncio.sleep(1)
+            broker.faults.append(lambda member, name, about: no_answer() if name == "lock" else None)
+            engine.leases.suspend("a")
+            before = len(broker.what("commit"))
+            go.set()
+            await asyncio.sleep(4)
+            commits = len(broker.what("commit")) - before
+            broker.faults.clear()
+            await until(lambda: broker.offsets[Q] == 1)
+            return commits, broker.offsets[Q]
+
+    return run_virtual(main)
+
+
+def test_a_member_of_an_apache_broker_renews_its_lease_before_it_commits() -> None:
+    """The broker takes the commit of a member that was frozen, and would move the group back."""
+    assert commits_without_a_lease() == (0, 1)
+
+
+def test_without_that_it_would_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control."""
+    monkeypatch.setattr(QueueReporter, "_check_leased", lambda *_: None)
+    commits, _ = commits_without_a_lease()
+    assert commits > 0
 
 
 @pytest.mark.parametrize("lane", [True, False], ids=["LaneMQ", "Apache"])

@@ -101,7 +101,7 @@ def test_a_held_lease_is_not_renewed_elsewhere_while_the_master_is_away() -> Non
 
 
 def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [each.getMessage() for each in caplog.records if "queues belong here" in each.getMessage()]
+    return [each.getMessage() for each in caplog.records if "queues are for this member" in each.getMessage()]
 
 
 @pytest.mark.row("A54")
@@ -122,10 +122,10 @@ def test_a_change_is_logged_once_and_an_unchanged_round_is_silent(caplog: pytest
 
     alone, divided = run_virtual(main)
     assert alone == [
-        "topic orders, group g, allocation averagely: 1 members, 3 of 3 queues belong here, 3 taken now",
+        "topic orders, group g: 3 of 3 queues are for this member, 3 taken now (members: 1, allocation: averagely)",
     ]
     assert divided == [
-        "topic orders, group g, allocation averagely: 2 members, 2 of 3 queues belong here, 0 taken now",
+        "topic orders, group g: 2 of 3 queues are for this member, 0 taken now (members: 2, allocation: averagely)",
     ]
 
 
@@ -151,12 +151,12 @@ def test_a_queue_that_is_taken_later_is_logged_and_a_stuck_hand_over_is_not(
             broker.changed()
             await asyncio.sleep(10)
             stuck.set()
-            return [line.rsplit(": ", 1)[1] for line in logged(caplog)]
+            return [line.split(": ", 1)[1].rpartition(",")[0] for line in logged(caplog)]
 
     assert run_virtual(main) == [
-        "1 members, 2 of 2 queues belong here, 1 taken now",
-        "1 members, 2 of 2 queues belong here, 1 taken now",
-        "2 members, 1 of 2 queues belong here, 0 taken now",
+        "2 of 2 queues are for this member, 1 taken now (members: 1",
+        "2 of 2 queues are for this member, 1 taken now (members: 1",
+        "1 of 2 queues are for this member, 0 taken now (members: 2",
     ]
 
 

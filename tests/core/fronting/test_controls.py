@@ -15,7 +15,17 @@ GUARDS: dict[str, tuple[str, str, Callable[[], None]]] = {
     "a handle is of a group and a topic": (
         "(hand_out.group, hand_out.topic) != (group, topic)",
         "False",
-        defended.test_a_handle_of_another_start_group_or_topic_is_stale,
+        defended.test_a_handle_of_another_group_or_topic_is_stale,
+    ),
+    "a handle is of one start": (
+        "{self._boot}.{hand_out.number}",
+        "{hand_out.number}",
+        defended.test_a_handle_of_another_start_is_stale,
+    ),
+    "a handle counts once": (
+        "        for handle in hand_out.handles:\n            self._by_handle.pop(handle, None)\n",
+        "",
+        defended.test_what_is_decided_cannot_be_decided_again_before_its_run_is_finished,
     ),
     "a lost queue commits nothing": (
         "run.permit.dropped or not run.running or now >= hand_out.until",

@@ -28,12 +28,12 @@ Run = LaneRun[Stored]
 class Front:
     """A scheduler with one queue, and what is handed out of it."""
 
-    def __init__(self, keys: str) -> None:
+    def __init__(self, keys: str, boot: str = "boot") -> None:
         self.lanes: LaneScheduler[Stored] = LaneScheduler(LaneOptions(run_limit=1))
         self.lanes.add(QUEUE, QueueOffset(0), usable_until=LEASED)
         messages = [Stored(key, offset) for offset, key in enumerate(keys)]
         self.lanes.put(QUEUE, messages, QueueOffset(len(messages)), pulled_from=QueueOffset(0))
-        self.out: HandOuts[Stored] = HandOuts("boot")
+        self.out: HandOuts[Stored] = HandOuts(boot)
         self.now = Millis(0)
         self.done: list[Stored] = []
 
@@ -80,10 +80,24 @@ def test_a_handle_counts_once() -> None:
     assert front.out.fail(handle, "g", "orders", now=front.now).verdict is Ruling.STALE
 
 
-def test_a_handle_of_another_start_group_or_topic_is_stale() -> None:
+def test_what_is_decided_cannot_be_decided_again_before_its_run_is_finished() -> None:
     front = Front("a")
     handle = handed(front).handles[0]
-    assert front.acknowledge(handle.replace("boot", "toob")) is Ruling.STALE
+    assert front.out.fail(handle, "g", "orders", now=front.now).verdict is Ruling.ENDED
+    assert front.out.acknowledge(handle, "g", "orders", now=front.now).verdict is Ruling.STALE
+
+
+def test_a_handle_of_another_start_is_stale() -> None:
+    before, front = Front("a", "before"), Front("a")
+    old, handle = handed(before).handles[0], handed(front).handles[0]
+    assert front.acknowledge(old) is Ruling.STALE
+    assert front.out.fail(old, "g", "orders", now=front.now).verdict is Ruling.STALE
+    assert front.acknowledge(handle) is Ruling.ENDED
+
+
+def test_a_handle_of_another_group_or_topic_is_stale() -> None:
+    front = Front("a")
+    handle = handed(front).handles[0]
     assert front.acknowledge(handle, group="h") is Ruling.STALE
     assert front.acknowledge(handle, topic="h") is Ruling.STALE
     assert front.acknowledge(handle) is Ruling.ENDED

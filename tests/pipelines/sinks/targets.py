@@ -185,6 +185,10 @@ class Target:
         """The rows that are not deleted, by key."""
         raise NotImplementedError
 
+    def known(self, number: int) -> int | None:
+        """What `applied` returns after the batch with this number."""
+        return number
+
     def opened(
         self,
         epoch: int = 1,
@@ -338,6 +342,10 @@ class TopicTarget(Target):
     def events(self) -> list[dict[str, Any]]:
         with Query(servers=self.address, topic=self.topic, startingOffsets="earliest") as query:
             return [json.loads(row["value"]) for row in query.everything()]
+
+    def known(self, number: int) -> int | None:
+        """A topic has no ledger."""
+        return None
 
 
 def named(sink_epoch: int, number: int, query: str = QUERY) -> Batch:

@@ -81,7 +81,8 @@ class LockHandler:
         member = self._parts.members.alive(ConnectionId(peer.number), body.client_id, body.consumer_group, now=now)
         if header.lane_keep_alive is not None:
             kept = self._parts.locks.keep_alive(body.client_id, header.lane_keep_alive, now=now)
-            answer(peer, request, _answer_fields(header.lane_keep_alive if kept else 0, member=member), _NO_QUEUES)
+            serial = header.lane_keep_alive if kept else 0
+            answer(peer, request, self._answer_fields(serial, member=member), _NO_QUEUES)
             return
         queues = self._existing(body.mq_set)
         if queues:
@@ -90,6 +91,11 @@ class LockHandler:
             # `_save` takes it, if there is a row to save.
             self._parts.charges.refuse_if_taken(Quota.ROWS, peer, request)
         self._in_slices(peer, request, body, self._lock_steps(peer, request, body, header, member=member))
+
+    def _answer_fields(self, serial: int, *, member: bool) -> dict[str, str]:
+        return LockAnswerHeader(
+            lane_keep_alive=serial or None, lane_not_member=None if member else True, lane_term=self._parts.term or None
+        ).to_ext()
 
     def _refuse_other_client(self, peer: Peer, request: Command, client_id: str, *, releases: bool) -> None:
         """Raise if a connection would release or refresh the leases of another connection's client.
@@ -176,7 +182,7 @@ class LockHandler:
             if self._parts.recording.on:
                 self._parts.recording.locked(group, [self._as_it_is(group, each, new) for each in granted])
             named = 0 if header.lane_keep_alive_millis is None else serial
-            answer(peer, request, {} if wish is None else _answer_fields(named, member=member), encoded)
+            answer(peer, request, {} if wish is None else self._answer_fields(named, member=member), encoded)
 
         keys = [(group, lease.queue) for lease in granted] if overtaken or self._unmarked else []
         self._mark_lanes(peer, request, overtaken, keys, lambda: self._save(peer, request, rows, saved))
@@ -405,10 +411,6 @@ def _keep_alive_timeout(header: LockHeader) -> Millis | None:
     """None: the whole lease. A stock client's lock never ends early, so it needs none."""
     timeout = header.lane_keep_alive_millis
     return None if header.lane_lease_millis is None or timeout is None else Millis(max(timeout, 0))
-
-
-def _answer_fields(serial: int, *, member: bool) -> dict[str, str]:
-    return LockAnswerHeader(lane_keep_alive=serial or None, lane_not_member=None if member else True).to_ext()
 
 
 def _epoch(text: str | None) -> Epoch | None:

@@ -25,16 +25,20 @@ class GroupFigures:
     """The figures of one process. Use it on the event loop only."""
 
     def __init__(
-        self, context: GroupContext, name: str, cluster: str, data: Path, problems: Callable[[], list[str]]
+        self, context: GroupContext, name: str, cluster: str, data: Path | None, problems: Callable[[], list[str]]
     ) -> None:
-        """`data` is the data folder, `problems` say why the process cannot do its work at the moment."""
+        """`data` is the data folder, None if there is none; `problems` say why the process cannot do its work now."""
         self._context = context
         self._data = data
-        self.problems = problems
+        self._problems = problems
         self._started_wall = context.clock.wall()
         self.started = context.clock.now()
         """Monotonic time of the start."""
         self._labels = (_version(), name, cluster)  # not later: reading the version needs a descriptor
+
+    def problems(self) -> list[str]:
+        """Why the process cannot do its work now; any thread may ask."""
+        return self._problems()
 
     async def read(self) -> list[MetricSample]:
         """All samples."""
@@ -58,6 +62,8 @@ class GroupFigures:
         yield from self._clients()
 
     def _disk(self) -> Iterator[MetricSample]:
+        if self._data is None:
+            return
         try:
             disk = shutil.disk_usage(self._data)
         except OSError:

@@ -8,9 +8,8 @@ import concurrent.futures
 import logging
 from collections.abc import Callable
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from lanemq.broker.monitor.group_figures import GroupFigures
 from lanemq.clock import Clock
 from lanemq.model.errors import InvalidOption, LaneError
 from lanemq.model.figures import MetricSample
@@ -34,6 +33,14 @@ class Phase(Enum):
     STOPPING = "stopping"
 
 
+class Figures(Protocol):
+    """What a process shows of itself."""
+
+    def problems(self) -> list[str]: ...
+
+    async def read(self) -> list[MetricSample]: ...
+
+
 class Health:
     """Whether a process is live and ready, and its figures."""
 
@@ -41,10 +48,10 @@ class Health:
         self._clock = clock
         self._loop = loop
         self._phase = Phase.STARTING
-        self._figures: GroupFigures | None = None
+        self._figures: Figures | None = None
         self._last_tick: Callable[[], Millis] = clock.now
 
-    def running(self, figures: GroupFigures, last_tick: Callable[[], Millis]) -> None:
+    def running(self, figures: Figures, last_tick: Callable[[], Millis]) -> None:
         """The process serves clients from now on."""
         self._figures, self._last_tick = figures, last_tick
         self._phase = Phase.RUNNING

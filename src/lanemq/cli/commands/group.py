@@ -1,7 +1,6 @@
 """`lanemq group`: list, describe and delete groups, and reset their offsets."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -10,7 +9,7 @@ import msgspec
 from lanemq.cli.options import YES, CliError, InOrder, WrongUsage, asks_server, confirm, parse_time
 from lanemq.cli.output import Grid, duration_text, plural, show
 from lanemq.client.admin.admin import Admin, Position
-from lanemq.client.admin.coordinated import CoordinatedAdmin
+from lanemq.client.admin.coordinated import CoordinatedAdmin, leader_note
 from lanemq.client.admin.dead_letters import count_dead_letters
 from lanemq.client.admin.parked import ParkedAdmin, ParkedLaneView
 from lanemq.client.admin.queue_progress import QueueBacklog, queue_progress
@@ -23,7 +22,6 @@ from lanemq.model.names import RETRY_PREFIX
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
 from lanemq.wire.lane_bodies import CompareAnswer, CoordinateAnswer, FrontClientBody
-from lanemq.wire.lane_fields import FRONT_SUFFIX
 
 if TYPE_CHECKING:
     from lanemq.cli.pipeline.status import PipelineWaiting
@@ -146,7 +144,7 @@ def describe(name: str, server: str, as_json: bool) -> None:
     with Admin(server) as admin:
         found = existing_group(admin, name)
         leases = {lease.queue: lease for lease in admin.locks(name)}
-        fronts = _clients_of_fronts(admin, found)
+        clients = admin.front_clients(found)
     with ParkedAdmin(server) as parked_admin:
         parked = parked_admin.lanes(name)
     queues = [each for each in queue_progress(found, leases, server, SystemClock().wall()) if each.worth_showing]
@@ -161,7 +159,7 @@ def describe(name: str, server: str, as_json: bool) -> None:
             "lag_ms": oldest,
             "parked": {"lanes": len(parked), "messages": sum(lane.messages for lane in parked)},
             "members": found.members,
-            "clients": fronts,
+            "clients": clients,
             "subscriptions": dict(found.subscriptions),
             "queues": [each.document() for each in queues],
             "coordinator": found.coordinator or None,
@@ -170,7 +168,7 @@ def describe(name: str, server: str, as_json: bool) -> None:
         f"group {name}: {plural(len(found.members), 'member')}"
         + ("" if found.broadcasting else f", lag {plural(found.lag, 'message')}")
         + (f", the oldest is {duration_text(oldest)} old" if oldest is not None else "")
-        + (f", coordinated by {found.coordinator}" if found.coordinator else ""),
+        + (f", coordinated by {found.coordinator}{leader_note(found.leader)}" if found.coordinator else ""),
         _grid_of_queues(
             _COLUMNS,
             [_row(each) for each in queues],
@@ -182,17 +180,10 @@ def describe(name: str, server: str, as_json: bool) -> None:
             [(each.client_id, each.address, each.language) for each in found.members],
             "no member is online",
         ),
-        *([_grid_of_clients(fronts)] if fronts else []),
+        *([_grid_of_clients(clients)] if clients else []),
         *([_parked(parked)] if parked else []),
         *([found.note] if found.note else []),
     )
-
-
-def _clients_of_fronts(admin: Admin, found: GroupDescription) -> list[FrontClientBody]:
-    """The gRPC clients behind the members that are fronts."""
-    fronts = replace(found, members=tuple(each for each in found.members if each.client_id.endswith(FRONT_SUFFIX)))
-    reports = admin.member_reports([fronts]) if fronts.members else {}
-    return [client for report in reports.values() for client in report.clients]
 
 
 def _grid_of_clients(clients: Sequence[FrontClientBody]) -> Grid:

@@ -4,14 +4,18 @@ import re
 from collections.abc import Iterator
 
 import click
+import msgspec
 
 from lanemq.cli.options import asks_server
 from lanemq.cli.output import NONE, Grid, Part, duration_text, plural, show, size_text
 from lanemq.cli.security import ConnectingCommand
 from lanemq.client.admin.admin import Admin
+from lanemq.client.admin.coordinated import CoordinatedAdmin, leader_note
 from lanemq.client.admin.views import BrokerFigures
+from lanemq.model.errors import BrokerRefused, TransportError
 from lanemq.model.names import RETRY_PREFIX
 from lanemq.net.certificate_end import RENEW, SOON_MS
+from lanemq.wire.lane_bodies import LeaderAnswer
 
 MAX_GROUPS = 15
 """Rows of the table of groups: those that are most behind."""
@@ -28,7 +32,15 @@ def status(server: str, as_json: bool) -> None:
     """
     with Admin(server) as admin:
         brokers = admin.figures()
-    show(as_json, lambda: list(map(_document, brokers)), *(part for each in brokers for part in screen(each)))
+    with CoordinatedAdmin(server) as admin_of_groups:
+        leader = _leader(admin_of_groups)
+    parts = [part for each in brokers for part in screen(each)]
+    show(
+        as_json,
+        lambda: [*map(_document, brokers), *([] if leader is None else [_leader_document(leader)])],
+        *parts,
+        *([] if leader is None else [leader if isinstance(leader, str) else leader_text(leader)]),
+    )
     if any(each.number("lanemq_ready") == 0 for each in brokers):
         raise click.exceptions.Exit(1)
 
@@ -41,6 +53,28 @@ def _document(broker: BrokerFigures) -> dict[str, object]:
         "replicas": broker.replicas,
         "figures": broker.table,
     }
+
+
+def _leader(admin: CoordinatedAdmin) -> LeaderAnswer | str | None:
+    """The coordinator that leads, or why there is none although groups need one; None without coordinated groups."""
+    try:
+        return admin.leader()
+    except TransportError as error:
+        return f"COORDINATOR: none leads, so coordinated groups wait: {error}"
+    except BrokerRefused as error:
+        return f"coordinator: {error}"
+
+
+def _leader_document(leader: LeaderAnswer | str) -> dict[str, object]:
+    return {"coordinator": leader if isinstance(leader, str) else msgspec.to_builtins(leader)}
+
+
+def leader_text(leader: LeaderAnswer) -> str:
+    """Who coordinates groups."""
+    others = "others take over" if leader.shared else "no other one takes over"
+    took = f", the last change took {leader.write_millis} ms" if leader.write_millis else ""
+    led = duration_text(leader.leads_millis)
+    return f"coordinator at {leader.address}, leads for {led}, {others}{leader_note(leader)}{took}"
 
 
 def screen(broker: BrokerFigures) -> Iterator[Part]:

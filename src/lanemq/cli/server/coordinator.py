@@ -21,12 +21,18 @@ DEFAULT_MONITOR_PORT = 9881
 
 @click.command(cls=SettingsCommand, context_settings=settings_from("coordinator"))
 @click.option("--cluster", required=True, metavar="HOST:PORT;…", help="All name servers of the cluster.")
-@first_options("coordinator", COORDINATOR_PORT)
-@click.option("--replace", is_flag=True, help="Take the place of a coordinator whose data folder is lost.")
+@first_options("coordinator", COORDINATOR_PORT, data_required=False)
+@click.option(
+    "--state",
+    metavar="POSTGRESQL-URL",
+    help="PostgreSQL database in place of --data; two or more coordinators share it, and one leads.",
+)
+@click.option("--replace", is_flag=True, help="Take the place of coordinators whose state is lost.")
 @last_options(DEFAULT_MONITOR_PORT)
 def coordinator(
     cluster: str,
-    data: Path,
+    data: Path | None,
+    state: str | None,
     listen: str,
     advertise: str | None,
     replace: bool,
@@ -40,13 +46,16 @@ def coordinator(
     """Run a coordinator of groups beside an Apache RocketMQ cluster.
 
     It gives leases with epochs to the groups that `lanemq group coordinate` moves to it, and keeps their offsets and
-    lanes. Messages stay at the brokers. TLS and credentials of its own connections to the cluster come from the
-    environment, as for every client (LANEMQ_TLS, LANEMQ_ACCESS_KEY, …).
+    lanes, in a folder (--data) or in PostgreSQL (--state). Messages stay at the brokers. TLS and credentials of its own
+    connections to the cluster come from the environment, as for every client (LANEMQ_TLS, LANEMQ_ACCESS_KEY, …).
     """
+    if (data is None) == (state is None):
+        raise click.UsageError("give either --data, a folder, or --state, a PostgreSQL database that several may share")
     form = begin(log_level, log_format)
     options = CoordinatorOptions(
         cluster=parse_addresses(cluster),
         data=data,
+        state=state,
         listen=parse_address(listen, COORDINATOR_PORT),
         advertise=advertise,
         monitor=monitor_of(monitor, DEFAULT_MONITOR_PORT),

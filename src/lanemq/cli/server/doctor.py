@@ -1,4 +1,4 @@
-"""`lanemq doctor`: looks for what would stop or harm a broker or coordinator on a data folder. Changes nothing."""
+"""`lanemq doctor`: looks for what would stop or harm a broker or coordinator, in its folder or its database."""
 
 import os
 import resource
@@ -73,23 +73,37 @@ def problem(check: str, text: str) -> Finding:
     metavar="FILE",
     help="Settings of the broker: its free-space watermark and its size limit are what the disk is measured by.",
 )
+@click.option(
+    "--state", metavar="POSTGRESQL-URL", help="Examine the database of coordinators instead of a data folder."
+)
 @click.option("--scan", is_flag=True, help="Also read and check every record; only while no broker runs.")
 @json_option
-def doctor(data: Path | None, config: Path | None, scan: bool, as_json: bool) -> None:
-    """Examine a data folder and this machine, and say what to do.
+def doctor(data: Path | None, config: Path | None, state: str | None, scan: bool, as_json: bool) -> None:
+    """Examine a data folder and this machine, or a coordinator's database, and say what to do.
 
     Exit code 1 if there is a problem. Nothing is changed. A running broker is not disturbed. Without --config, the disk
     is measured by the environment (LANEMQ_BROKER_MIN_FREE_BYTES, LANEMQ_BROKER_RETENTION_BYTES) and the defaults.
     """
+    findings = list(_of_folder(data, config, scan)) if state is None else _of_state(state)
+    show(as_json, lambda: findings, Grid(("check", "result", "finding"), findings))
+    if any(each.result == "PROBLEM" for each in findings):
+        raise click.exceptions.Exit(1)
+
+
+def _of_state(state: str) -> list[Finding]:
+    from lanemq.cli.server.coordinator_state import state_findings  # needs psycopg
+
+    return [ok("versions", _versions()), *(Finding(*each) for each in state_findings(state))]
+
+
+def _of_folder(data: Path | None, config: Path | None, scan: bool) -> Iterator[Finding]:
     settings = broker_context([] if config is None else ["--config", str(config)]).params
     folder = data or settings["data"]
     if folder is None:
         raise WrongUsage("no data folder is given: use --data DIR, or --config FILE with the settings of the broker")
     sizes = DiskSettings(settings["min_free_bytes"], settings["retention_bytes"], settings["segment_bytes"])
-    findings = [*_examined(folder, scan, sizes), *_access(settings)]
-    show(as_json, lambda: findings, Grid(("check", "result", "finding"), findings))
-    if any(each.result == "PROBLEM" for each in findings):
-        raise click.exceptions.Exit(1)
+    yield from _examined(folder, scan, sizes)
+    yield from _access(settings)
 
 
 def _examined(data: Path, scan: bool, sizes: DiskSettings) -> Iterator[Finding]:

@@ -14,6 +14,7 @@ from lanemq.cli.listening import cannot_listen, check_can_listen
 from lanemq.cli.options import CliError, connects
 from lanemq.cli.output import LogFormat, announce, log_to_stderr
 from lanemq.cli.server.serving import readable_secrets
+from lanemq.grpc_front.options import DEFAULT_PORT
 from lanemq.model.environment import install_extra
 from lanemq.net.address import Address, is_loopback, parse_address
 from lanemq.net.server_tls import ServerTls
@@ -21,7 +22,7 @@ from lanemq.net.server_tls import ServerTls
 if TYPE_CHECKING:
     from lanemq.grpc_front.app import Front
 
-DEFAULT_PORT, DEFAULT_MONITOR_PORT = 8081, 9882
+DEFAULT_MONITOR_PORT = 9882
 DEFAULT_LISTEN = f"127.0.0.1:{DEFAULT_PORT}"
 
 
@@ -86,7 +87,7 @@ def grpc(
     from lanemq.grpc_front.app import Front
     from lanemq.grpc_front.options import FrontOptions
 
-    address = parse_address(listen, DEFAULT_PORT)
+    address = front_address(listen)
     tls = None if cert is None else ServerTls(cert, key)
     check_protection(address, users=users is not None, tls=tls is not None)
     for text in readable_secrets(users, tls):
@@ -95,7 +96,7 @@ def grpc(
     options = FrontOptions(
         servers=server,
         listen=address,
-        advertise=None if advertise is None else parse_address(advertise, DEFAULT_PORT),
+        advertise=None if advertise is None else front_address(advertise),
         retries=retries,
         dead_letter_groups=frozenset(dead_letter),
         monitor=None if monitor is None else parse_address(monitor, DEFAULT_MONITOR_PORT),
@@ -105,6 +106,11 @@ def grpc(
     )
     with asyncio.Runner() as runner:
         runner.run(_serve(Front(options)))
+
+
+def front_address(text: str) -> Address:
+    """`HOST` or `HOST:PORT` of a front."""
+    return parse_address(text, DEFAULT_PORT)
 
 
 def check_grpc_packages() -> None:

@@ -53,7 +53,9 @@ class ServedOptions(Protocol):
     """What the options of both servers have."""
 
     @property
-    def data(self) -> Path: ...
+    def data(self) -> Path | None:
+        """The data folder; None if the state is elsewhere."""
+
     @property
     def listen(self) -> Address: ...
     @property
@@ -86,7 +88,7 @@ def _with(command: F, options: list[Callable[[Any], Any]]) -> F:
     return cast(F, decorated)
 
 
-def first_options(name: str, port: int) -> Callable[[F], F]:
+def first_options(name: str, port: int, *, data_required: bool = True) -> Callable[[F], F]:
     """Adds `--config`, `--listen`, `--data` and `--advertise`."""
     listen = f"127.0.0.1:{port}"
     return lambda command: _with(
@@ -97,7 +99,10 @@ def first_options(name: str, port: int) -> Callable[[F], F]:
                 "--listen", default=listen, show_default=True, metavar="HOST:PORT", help="Address to listen on."
             ),
             click.option(
-                "--data", type=click.Path(path_type=Path), required=True, help="Data folder; created if missing."
+                "--data",
+                type=click.Path(path_type=Path),
+                required=data_required,
+                help="Data folder; created if missing.",
             ),
             click.option("--advertise", metavar="HOST", help="Host that clients use, if not that of --listen."),
         ],
@@ -164,9 +169,12 @@ def prepare(options: ServedOptions, form: LogFormat, audit: str | None) -> None:
     for text in _warnings(options):
         announce(logging.WARNING, text if form is LogFormat.JSON else f"warning: {text}", form)
     check_start(options)
-    _make_folder(options.data)
-    if audit != "off":
-        log_audit_to(options.data / "audit.log" if audit is None else Path(audit))
+    if options.data is not None:
+        _make_folder(options.data)
+    if audit is None and options.data is not None:
+        log_audit_to(options.data / "audit.log")
+    elif audit not in (None, "off"):
+        log_audit_to(Path(str(audit)))
 
 
 def tls_of(cert: Path | None, key: Path | None, ca: Path | None, mode: str | None) -> ServerTls | None:
@@ -263,7 +271,8 @@ async def serve(
         try:
             with _reload_signal(running):
                 monitor = _monitor_text(running, options)
-                announce(logging.INFO, f"{first(running.address)}, data in {options.data}, {monitor}", form)
+                place = "state in PostgreSQL" if options.data is None else f"data in {options.data}"
+                announce(logging.INFO, f"{first(running.address)}, {place}, {monitor}", form)
                 await (stop.wait() if until is None else until(stop))
         finally:
             await running.stop()

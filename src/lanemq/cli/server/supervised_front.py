@@ -12,8 +12,9 @@ from importlib.util import find_spec
 from lanemq.broker.config import BrokerOptions
 from lanemq.cli.errors import CliError
 from lanemq.cli.listening import check_can_listen
+from lanemq.cli.server.front import front_address
 from lanemq.model.environment import install_extra
-from lanemq.net.address import is_loopback, parse_address
+from lanemq.net.address import is_loopback
 from lanemq.signals import ChildProcesses
 
 log = logging.getLogger(__name__)
@@ -21,7 +22,6 @@ log = logging.getLogger(__name__)
 LOOK_SECONDS, PAUSE_SECONDS = 0.2, 1.0
 """How often the child is looked at, and the pause before it is started again."""
 STOP_SECONDS = 20.0
-PORT = 8081
 
 
 class SupervisedFront:
@@ -29,7 +29,7 @@ class SupervisedFront:
 
     def __init__(self, listen: str, options: BrokerOptions) -> None:
         """Raises `CliError` for what would end every start of it."""
-        self._listen = parse_address(listen, PORT)
+        self._listen = front_address(listen)
         self._options = options
         if find_spec("grpc") is None:
             raise CliError(f"--grpc needs the package grpcio: {install_extra('grpc')}")

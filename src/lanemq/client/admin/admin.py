@@ -5,6 +5,7 @@ broker knows (leases and epochs) is missing there, and the result says so. Owner
 """
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
 from typing import Literal, TypeAlias
@@ -76,8 +77,8 @@ from lanemq.wire.headers import (
     SearchOffsetHeader,
     UpdateOffsetHeader,
 )
-from lanemq.wire.lane_bodies import LaneStateBody
-from lanemq.wire.lane_fields import LANE_CLIENT, REPORTED
+from lanemq.wire.lane_bodies import FrontClientBody, LaneStateBody
+from lanemq.wire.lane_fields import FRONT_SUFFIX, LANE_CLIENT, REPORTED
 from lanemq.wire.properties import PropertyName
 from lanemq.wire.record import decode_offset_id
 from lanemq.wire.route_bodies import (
@@ -415,6 +416,13 @@ class Admin(AdminClient):
             ]
         )
 
+    def front_clients(self, group: GroupDescription) -> tuple[FrontClientBody, ...]:
+        """The gRPC clients of a group, each with what it has. Asks the members that are fronts."""
+        check_kind("group", group, GroupDescription, "what `group_progress` returns")
+        fronts = replace(group, members=tuple(each for each in group.members if each.client_id.endswith(FRONT_SUFFIX)))
+        reports = self.member_reports([fronts]) if fronts.members else {}
+        return tuple(client for report in reports.values() for client in report.clients)
+
     def group_progress(self, group: str) -> GroupDescription:
         """A group's description without owners."""
         check_group(group)
@@ -456,6 +464,7 @@ class Admin(AdminClient):
             note=BROADCASTING_NOTE if broadcasting else "; ".join(dict.fromkeys(notes)),
             broadcasting=broadcasting,
             coordinator="" if coordinator is None else str(coordinator),
+            leader=None if coordinator is None else self._calls.leader(coordinator),
         )
 
     def _coordinated_queues(self, coordinator: Address, group: str) -> dict[MessageQueue, GroupQueue]:

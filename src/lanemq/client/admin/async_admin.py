@@ -99,6 +99,7 @@ class AsyncAdmin(AsyncAdminClient[Admin]):
     delete_group = on_thread(Admin.delete_group)
     with_owners = on_thread(Admin.with_owners)
     member_reports = on_thread(Admin.member_reports)
+    front_clients = on_thread(Admin.front_clients)
     figures = on_thread(Admin.figures)
     locks = on_thread(Admin.locks)
     leases = on_thread(Admin.leases)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Self, TypeAlias, TypeVar, Unpack
 
 from lanemq.client.codec import codec_named
-from lanemq.client.coordination import EVERY_GROUP, coordinators, named_coordinator
+from lanemq.client.coordination import EVERY_GROUP, coordinators, named_coordinators
 from lanemq.client.message import Message, MessageSource
 from lanemq.client.routing import BlockingRoutes
 from lanemq.client.security import SecuritySettings, security_of
@@ -16,12 +16,13 @@ from lanemq.model.checks import seconds
 from lanemq.model.errors import TransportError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis, Seconds
-from lanemq.net.address import Address, Servers, parse_addresses
+from lanemq.net.address import Address, Servers, parse_address, parse_addresses
 from lanemq.net.blocking import BlockingConnection
 from lanemq.net.security import OPEN, Security
-from lanemq.wire.codes import RequestCode
+from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
-from lanemq.wire.headers import Header
+from lanemq.wire.headers import Header, NotLeaderHeader
+from lanemq.wire.lane_bodies import LeaderAnswer
 from lanemq.wire.record import RecordView, record_starts
 from lanemq.wire.route_bodies import SubscriptionGroupTable
 
@@ -30,6 +31,8 @@ T = TypeVar("T")
 Masters: TypeAlias = Mapping[str, tuple[Address, bool]]
 """By broker name, the address of its master, and whether it is a LaneMQ broker."""
 
+MAX_HOPS = 3
+"""From one coordinator to another: more often they do not agree."""
 COORDINATOR_MS = 5_000
 """How long the answer to who coordinates which group is used."""
 
@@ -46,10 +49,10 @@ class AdminClient:
         coordinator: str | None = None,
         **protection: Unpack[SecuritySettings],
     ) -> None:
-        """`coordinator`: its address, in place of the one that the name servers have."""
-        named = named_coordinator(coordinator)
+        """`coordinator`: its address, or several joined by `;`, in place of the one that the name servers have."""
+        named = named_coordinators(coordinator)
         self._calls = AdminCalls(
-            servers, timeout=timeout, clock=clock, security=security_of(**protection), coordinator=named
+            servers, timeout=timeout, clock=clock, security=security_of(**protection), coordinators=named
         )
 
     def __enter__(self) -> Self:
@@ -72,7 +75,7 @@ class AdminCalls:
         timeout: Seconds = 5.0,
         clock: Clock | None = None,
         security: Security = OPEN,
-        coordinator: Address | None = None,
+        coordinators: tuple[Address, ...] = (),
     ) -> None:
         self.clock = clock or SystemClock()
         self.security = security
@@ -81,9 +84,10 @@ class AdminCalls:
         """Brokers that do not answer at the moment. Neither `masters` nor descriptions of topics include them."""
         self._timeout = seconds("timeout", timeout)
         self._links: dict[Address, BlockingConnection] = {}
-        self._coordinator = coordinator
+        self._named = coordinators
         self._coordinators: tuple[Millis, dict[str, Address]] | None = None
         """When it was asked who coordinates which group, and the answer."""
+        self._leader: tuple[Millis, LeaderAnswer | None] | None = None
         tell_child(self)
 
     def forked(self) -> None:
@@ -111,6 +115,14 @@ class AdminCalls:
         """The coordinator of a group; None if its brokers coordinate it."""
         return self._all_coordinators().get(group)
 
+    def leader(self, coordinator: Address) -> LeaderAnswer | None:
+        """What the coordinator says of its term and its state; None if it does not. Asked again after five seconds."""
+        now = self.clock.now()
+        if self._leader is None or now - self._leader[0] > COORDINATOR_MS:
+            reply = self.request(coordinator, Command(RequestCode.LANE_LEADER, 0))
+            self._leader = now, LeaderAnswer.decode(reply.body) if reply.code == ResponseCode.SUCCESS else None
+        return self._leader[1]
+
     def keeper(self, group: str, broker: str, masters: Masters | None = None) -> tuple[Address | None, bool]:
         """Who keeps a group's leases, offsets and lanes in the queues of a broker, and whether it is of LaneMQ.
 
@@ -124,16 +136,38 @@ class AdminCalls:
         """By group, with the coordinator of the cluster under `EVERY_GROUP`. Asked again after five seconds."""
         now = self.clock.now()
         if self._coordinators is None or now - self._coordinators[0] > COORDINATOR_MS:
-            named = self._coordinator
-            found = self.run(coordinators(self.routes.servers)) if named is None else self._groups_of(named)
+            found = self._groups_of_named() if self._named else self._entries()
             self._coordinators = now, found
         return self._coordinators[1]
 
-    def _groups_of(self, coordinator: Address) -> dict[str, Address]:
-        """What a coordinator says that it coordinates, in place of the name servers."""
-        reply = self.ask(coordinator, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
-        groups = SubscriptionGroupTable.decode(reply.body).subscription_group_table
-        return dict.fromkeys((EVERY_GROUP, *groups), coordinator)
+    def _entries(self) -> dict[str, Address]:
+        return {group: leader.address for group, leader in self.run(coordinators(self.routes.servers)).items()}
+
+    def _groups_of_named(self) -> dict[str, Address]:
+        """What the coordinator that leads says that it coordinates, in place of the name servers."""
+        command = Command(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, 0)
+        for number, named in enumerate(self._named, 1):
+            try:
+                leader, reply = self._followed(named, command)
+            except TransportError:
+                if number == len(self._named):
+                    raise
+                continue
+            groups = SubscriptionGroupTable.decode(checked(reply).body).subscription_group_table
+            return dict.fromkeys((EVERY_GROUP, *groups), leader)
+        return {}
+
+    def _followed(self, address: Address, command: Command) -> tuple[Address, Command]:
+        """The answer to a request, and who gave it: a coordinator that does not lead says who does."""
+        for _ in range(MAX_HOPS):
+            reply = self._asked(address, command)
+            if reply.code != ResponseCode.NOT_LEADER:
+                return address, reply
+            self._coordinators = None
+            if not (leader := NotLeaderHeader.from_ext(reply.ext).lane_leader):
+                break
+            address = parse_address(leader)
+        return address, reply
 
     def replicas(self) -> dict[str, tuple[Address, ...]]:
         """The addresses of each broker's replicas, without its master."""
@@ -171,7 +205,11 @@ class AdminCalls:
         return run(steps, lambda command, to: self.routes.ask(command) if to is None else self.request(to, command))
 
     def request(self, address: Address, command: Command) -> Command:
-        """Returns the answer whatever its code. If a kept connection turns out to be closed, opens a new one."""
+        """Returns the answer whatever its code."""
+        return self._followed(address, command)[1]
+
+    def _asked(self, address: Address, command: Command) -> Command:
+        """Sends a request. If a kept connection turns out to be closed, opens a new one."""
         kept = self._links.pop(address, None)
         if kept is not None:
             try:

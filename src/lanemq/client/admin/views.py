@@ -11,6 +11,7 @@ from lanemq.model.checks import check_whole
 from lanemq.model.figures import labels_of
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, QueueOffset
+from lanemq.wire.lane_bodies import LeaderAnswer
 
 FIRST_OFFSET: Final = QueueOffset(0)
 
@@ -106,6 +107,8 @@ class GroupDescription:
     """Why a queue without an owner may have one; empty if it has none."""
     coordinator: str = ""
     """The coordinator that keeps its leases, offsets and lanes; empty if the brokers do."""
+    leader: LeaderAnswer | None = None
+    """What that coordinator says of its term and its state; None if this user may not know."""
     reported: bool = False
     """A program that is no member, such as a Spark query, reports how far it has read. Known from LaneMQ brokers."""
 

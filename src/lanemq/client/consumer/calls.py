@@ -11,17 +11,25 @@ from typing import NamedTuple
 from lanemq.client.consumer.coordination import COORDINATOR, Coordination
 from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.pull_stream import Following, Pulled, PullStream, one_pull
-from lanemq.client.coordination import coordinator_of, named_coordinator
+from lanemq.client.coordination import Leader, coordinator_request, leader_in, named_coordinators
 from lanemq.client.routing import AsyncRoutes
 from lanemq.client.topic_route import REFRESH_MILLIS, TopicRoute
-from lanemq.client.topics import checked, run_async
+from lanemq.client.topics import checked
 from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
 from lanemq.core.offset_windows import windows
-from lanemq.model.errors import ConnectFailed, InvalidOption, NotAllowed, OffsetNotFound
+from lanemq.model.errors import (
+    ConnectFailed,
+    InvalidOption,
+    LaneError,
+    NotAllowed,
+    NotLeader,
+    OffsetNotFound,
+    TransportError,
+)
 from lanemq.model.log_marks import LogMark, SeenLog
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis, QueueOffset
-from lanemq.net.address import Address
+from lanemq.net.address import Address, parse_address
 from lanemq.net.connection import ConnectionPool
 from lanemq.wire.bodies import ConsumerIdList, LaneLease, LaneProgress, LockRequest, LockResponse, QueueBody
 from lanemq.wire.codes import RequestCode, ResponseCode
@@ -32,6 +40,7 @@ from lanemq.wire.headers import (
     HeartbeatHeader,
     LockAnswerHeader,
     LockHeader,
+    NotLeaderHeader,
     OffsetResponse,
     PullHeader,
     QueryOffsetHeader,
@@ -88,6 +97,13 @@ LOCK_TIMEOUT = 3.0
 answers more slowly, because of its disk or an overloaded machine, would grant leases of which no member learns."""
 
 
+NAME_SERVER_TIMEOUT = 1.0
+"""Seconds that a name server is waited for which is asked for the coordinator. Long: a frozen one delays what all know.
+"""
+DOUBT_SECONDS = 1.0
+"""Without an answer of the coordinator for so long, a member looks whether another one leads."""
+
+
 class ConsumerCalls:
     """Requests to the master of a queue's broker."""
 
@@ -97,6 +113,7 @@ class ConsumerCalls:
         self._options = options
         self._asked_at = Millis(0)
         """When the name servers were asked for a coordinator."""
+        self._named = named_coordinators(options.coordinator)
         self._group = options.group
         self._speaks_lane = options.speaks_lane
         self._pool = pool
@@ -113,17 +130,46 @@ class ConsumerCalls:
             return
         if coordination.known and now - self._asked_at < REFRESH_MILLIS:
             return
-        address = named_coordinator(self._options.coordinator)
-        if address is None:
-            # Later only one, so that others that do not answer cost nothing.
-            servers = () if coordination.known else self._routes.servers
-            address = await run_async(coordinator_of(self._group, servers), self._routes.ask)
-        if address is None and not coordination.known:
+        leader = await self._leader()
+        if leader is None and not coordination.known:
             await self._refuse_disabled(route)
-        if address is not None and self._options.compat == "rocketmq":
+        if leader is not None and self._options.compat == "rocketmq":
             raise InvalidOption(f"group {self._group} is coordinated, which compat='rocketmq' excludes: use 'auto'")
-        coordination.found(address)
+        coordination.found(leader)
         self._asked_at = now
+
+    async def find_leader(self) -> bool:
+        """Asks again who coordinates the group, while that is doubted; whether it is another one now.
+
+        What waits for an answer of the former one fails at once: it may be frozen.
+        """
+        before = self.coordination.address
+        if not self.coordination.found(await self._leader()):
+            return False
+        if before is not None and before != self.coordination.address:
+            self._pool.close_silent(before, 0)
+        return True
+
+    async def _leader(self) -> Leader | None:
+        """Who coordinates the group; None if no name server says so."""
+        if self._named:
+            # Each time the next one: one that does not lead says who does.
+            self._named = self._named[1:] + self._named[:1]
+            return Leader(self._named[-1], self.coordination.term)
+        request = coordinator_request(self._group)
+        asked = (self._pool.request(server, request, NAME_SERVER_TIMEOUT) for server in self._routes.servers)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        replies, failure = list[Command](), None
+        for each in answers:
+            if isinstance(each, Command):
+                replies.append(each)
+            elif isinstance(each, LaneError):
+                failure = each
+            else:
+                raise each
+        if failure is not None and not replies:
+            raise failure
+        return leader_in(replies)
 
     async def _refuse_disabled(self, route: TopicRoute) -> None:
         """Raises if a broker has the group disabled. Brokers before RocketMQ 5 do not say so, and refuse the pulls."""
@@ -197,6 +243,7 @@ class ConsumerCalls:
                 lane_finished=finished,
                 lane_keep_alive_millis=keep_alive_timeout,
                 lane_resets=True if self.coordination.address is not None else None,
+                lane_term=self.coordination.term or None,
             )
         ext = header.to_ext()
         body = self._lock_request(queues).encode()
@@ -204,18 +251,28 @@ class ConsumerCalls:
         reply = await self._request(self.address(queues[0].topic, coordinator), command, LOCK_TIMEOUT)
         answer = LockResponse.decode(reply.body)
         leases = {each.queue: each for each in answer.lane_leases}
-        fields = LockAnswerHeader.from_ext(reply.ext)
+        fields = self._fields(coordinator, reply)
+        self.coordination.highest_epoch = max(
+            [self.coordination.highest_epoch, *(each.epoch for each in answer.lane_leases)]
+        )
         serial = fields.lane_keep_alive or 0
         granted = {each.queue: _granted(leases.get(each.queue), serial) for each in answer.lock_ok_mq_set}
         return Locked(granted, not fields.lane_not_member)
 
     async def keep_alive(self, topic: str, broker: str, serial: int) -> KeptAlive:
         """Keeps this member alive, with all leases that were granted under the serial; 0: it has no leases."""
-        ext = LockHeader(lane_keep_alive=serial).to_ext()
+        ext = LockHeader(lane_keep_alive=serial, lane_term=self.coordination.term or None).to_ext()
         command = Command(RequestCode.LOCK_BATCH_MQ, 0, ext=ext, body=self._lock_request(()).encode())
         reply = await self._request(self.address(topic, broker), command, LOCK_TIMEOUT)
-        fields = LockAnswerHeader.from_ext(reply.ext)
+        fields = self._fields(broker, reply)
         return KeptAlive(fields.lane_keep_alive == serial, not fields.lane_not_member)
+
+    def _fields(self, coordinator: str, reply: Command) -> LockAnswerHeader:
+        """The fields of an answer; raises `NotLeader` if it is of a coordinator that was replaced."""
+        fields = LockAnswerHeader.from_ext(reply.ext)
+        if coordinator == COORDINATOR and not self.coordination.answered(fields.lane_term):
+            raise NotLeader(f"an answer of term {fields.lane_term} is late: term {self.coordination.term} has begun")
+        return fields
 
     def close_silent(self, topic: str, broker: str, silence: Millis) -> bool:
         """Closes the connection to a broker if nothing has arrived on it for so long; the next request dials again."""
@@ -277,7 +334,12 @@ class ConsumerCalls:
 
     async def heartbeat(self, address: Address, body: bytes, expiry: Millis | None) -> None:
         """Joins the group. `expiry`: how long a LaneMQ broker waits for the next keep-alive."""
-        ext = HeartbeatHeader(lane_expiry_millis=expiry).to_ext()
+        coordination = self.coordination
+        ext = HeartbeatHeader(
+            lane_expiry_millis=expiry,
+            lane_term=coordination.term or None,
+            lane_highest_epoch=coordination.highest_epoch or None,
+        ).to_ext()
         await self._request(address, Command(RequestCode.HEART_BEAT, 0, ext=ext, body=body), REQUEST_TIMEOUT)
 
     async def unregister(self, address: Address) -> None:
@@ -346,7 +408,29 @@ class ConsumerCalls:
         return await self._request(self.address(topic, broker), Command(code, 0, ext=header.to_ext()), REQUEST_TIMEOUT)
 
     async def _request(self, address: Address, command: Command, timeout: float) -> Command:
+        if address == self.coordination.address:
+            return checked(await self._ask_leader(address, command, timeout))
         return checked(await self._pool.request(address, command, timeout))
+
+    async def _ask_leader(self, address: Address, command: Command, timeout: float) -> Command:
+        """The answer of the coordinator; without one, or if it does not lead, another one is looked for."""
+        coordination = self.coordination
+        doubt = asyncio.get_running_loop().call_later(DOUBT_SECONDS, coordination.doubt)
+        try:
+            reply = await self._pool.request(address, command, timeout)
+        except TransportError:
+            coordination.doubt()
+            raise
+        finally:
+            doubt.cancel()
+        if reply.code == ResponseCode.NOT_LEADER:
+            header = NotLeaderHeader.from_ext(reply.ext)
+            if header.lane_leader:
+                coordination.found(Leader(parse_address(header.lane_leader), header.lane_term or 0))
+            coordination.doubt()
+        elif address == coordination.address:
+            coordination.doubted.clear()
+        return reply
 
     def _is_master(self, topic: str, broker: str, address: Address) -> bool:
         """Whether the master of the broker is still at this address."""

@@ -4,8 +4,10 @@ A queue has two addresses: where its messages are, which is always its broker, a
 and lanes. The latter has a name here: that of the broker, or `COORDINATOR`.
 """
 
+import asyncio
 from collections.abc import Iterable
 
+from lanemq.client.coordination import Leader
 from lanemq.client.topic_route import TopicRoute
 from lanemq.model.errors import GroupConflict
 from lanemq.model.names import pull_group
@@ -21,23 +23,45 @@ class Coordination:
     def __init__(self, group: str) -> None:
         self._group = group
         self.address: Address | None = None
-        """Of the coordinator; None: the brokers coordinate."""
+        """Of the coordinator that leads; None: the brokers coordinate."""
+        self.term = 0
+        """The highest term of a coordinator that this member has seen; it ignores lower ones."""
+        self.highest_epoch = 0
+        """The highest epoch that this member was granted: a coordinator that has lost its state learns it here."""
         self.known = False
         """Whether the name servers were asked."""
+        self.doubted = asyncio.Event()
+        """Set while the coordinator is away, or does not lead any more."""
 
-    def found(self, address: Address | None) -> None:
-        """Takes the answer of the name servers.
+    def found(self, leader: Leader | None) -> bool:
+        """Takes the answer of the name servers, or of a coordinator that does not lead; whether that is news.
 
-        A member stays with what it found first. A coordinator may move to another address. If its entry vanishes, name
-        servers have lost it, or the group was moved back, which the coordinator itself says.
+        A member stays with what it found first. The coordinator may be at another address later. If its entry vanishes,
+        name servers have lost it, or the group was moved back, which the coordinator itself says.
         """
-        if self.known and self.address is None and address is not None:
+        if self.known and self.address is None and leader is not None:
             raise GroupConflict(
-                f"group {self._group} was moved to the coordinator at {address} while this member consumed from the "
-                f"brokers, which give it no more messages: start it again"
+                f"group {self._group} was moved to the coordinator at {leader.address} while this member consumed from "
+                f"the brokers, which give it no more messages: start it again"
             )
-        self.address = address or self.address
         self.known = True
+        if leader is None or leader.term < self.term or (leader.address, leader.term) == (self.address, self.term):
+            return False
+        self.address, self.term = leader.address, leader.term
+        return True
+
+    def doubt(self) -> None:
+        """The coordinator does not answer, or not as the leader: another one may lead."""
+        if self.address is not None:
+            self.doubted.set()
+
+    def answered(self, term: int | None) -> bool:
+        """Takes the term of an answer; false if a coordinator sent it that was replaced."""
+        if term is not None and term < self.term:
+            self.doubt()
+            return False
+        self.term = max(self.term, term or 0)
+        return True
 
     def of(self, broker: str) -> str:
         """Who coordinates the queues of a broker."""

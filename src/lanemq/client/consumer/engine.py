@@ -21,6 +21,7 @@ from lanemq.client.consumer.monitor import ConsumerHealth, open_monitor
 from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.queues.assigned_queue import AssignedQueue, Assignment
 from lanemq.client.consumer.queues.hand_over import HandOver
+from lanemq.client.consumer.queues.leader_search import LeaderSearch
 from lanemq.client.consumer.queues.leases import LeaseKeeper
 from lanemq.client.consumer.queues.link import Connect, connect
 from lanemq.client.consumer.queues.progress import QueueReporter
@@ -97,7 +98,7 @@ class ConsumerEngine:
         }
         link = connect(options, self.client_id, self._by_topic, self._request_received, self._connection_lost)
         self._pool, self._routes, calls, self.heartbeat = link
-        self._coordination = calls.coordination
+        self._calls, self._coordination = calls, calls.coordination
         self.dead_letters = DeadLetterSender(options, calls)
         self.reporter = RunReporter(options.group, self.dead_letters, options.history)
 
@@ -210,6 +211,7 @@ class ConsumerEngine:
             self.rebalancer.run(self.started.set),
             self.heartbeat.run(),
             self.leases.run(),
+            LeaderSearch(self._calls, self.leases, self.heartbeat.send_again_to, self._trigger.now).run(),
             *self.progress.loops(),
             OverdueRuns(self.options, self.subscriptions, self.dead_letters).run(),
         ]
@@ -280,6 +282,8 @@ class ConsumerEngine:
         for broker in self._brokers_at(connection):
             self.leases.suspend(broker)
             self.progress.report_again(broker)
+            if broker == COORDINATOR:
+                self._coordination.doubt()
         for topic in self.subscriptions:
             self._routes.unreachable(topic)
         self._trigger.soon()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
 from lanemq.client.codec import Codec, codec_named
-from lanemq.client.coordination import named_coordinator
+from lanemq.client.coordination import named_coordinators
 from lanemq.client.identity import new_client_id
 from lanemq.client.keyword_options import Interval, Wait, in_seconds, opened_history, problems_of, refuse_unknown
 from lanemq.client.security import security_of
@@ -111,8 +111,8 @@ class ConsumerOptions:
     """How bodies become values: "json", "text", "bytes", or an object with `encode` and `decode`."""
 
     coordinator: str | None = None
-    """Address of the group's coordinator, `host:port`, if members must reach it at another one than it told the name
-    servers. None: as the environment says (`LANEMQ_COORDINATOR`), else the name servers."""
+    """Address of the group's coordinator, `host:port`, or several joined by `;`, if members must reach them at others
+    than they told the name servers. None: as the environment says (`LANEMQ_COORDINATOR`), else the name servers."""
 
     drop_repeats: bool | None = None
     """Leaves out messages that an Apache broker stored twice because an answer was lost, as their producer stamps
@@ -167,7 +167,7 @@ class ConsumerOptions:
         codec_named(self.codec)
         check_group(self.group)
         parse_addresses(self.servers)
-        named_coordinator(self.coordinator)
+        named_coordinators(self.coordinator)
         if self.monitor is not None:
             try:
                 parse_address(self.monitor)

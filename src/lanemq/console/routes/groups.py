@@ -1,5 +1,6 @@
 """`/groups`: all groups, one group, and the reset of its offsets."""
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -25,8 +26,10 @@ from lanemq.console.views.groups import (
     reset_preview,
 )
 from lanemq.console.views.pipelines import PipelineNow
-from lanemq.model.errors import InvalidOption
+from lanemq.model.errors import InvalidOption, LaneError
 from lanemq.model.units import QueueOffset, parse_duration
+from lanemq.wire.lane_bodies import FrontClientBody
+from lanemq.wire.lane_fields import FRONT_SUFFIX
 
 
 async def _list(console: Console, request: Request) -> Context:
@@ -37,7 +40,20 @@ async def _list(console: Console, request: Request) -> Context:
 
 async def _one(console: Console, request: Request) -> Context:
     view = await _found(console, request, await pipelines_now(console))
-    return {"title": f"Group {view.row.name}", "view": view}
+    return {"title": f"Group {view.row.name}", "view": view, "clients": await _clients(console, view)}
+
+
+async def _clients(console: Console, view: GroupScreen) -> tuple[FrontClientBody, ...]:
+    """The gRPC clients behind members that are fronts; empty if there is no front, or the brokers do not answer."""
+    if not any(member.client_id.endswith(FRONT_SUFFIX) for member, _ in view.members):
+        return ()
+
+    def read() -> tuple[FrontClientBody, ...]:
+        with contextlib.suppress(LaneError), Admin(console.settings.server) as admin:
+            return admin.front_clients(admin.group_progress(view.row.name))
+        return ()
+
+    return await console.reading.ask(("clients", view.row.name), read)
 
 
 async def _found(console: Console, request: Request, pipelines: Sequence[PipelineNow] = ()) -> GroupScreen:

@@ -9,8 +9,8 @@ When the epoch grows:
      client, so that a late release of the former lease cannot end the new one;
   2. another owner takes over an expired lease: new epoch;
   3. the owner renews, even late, and no other was granted the queue in between: the epoch stays;
-  4. a topic or a group is deleted: its leases are removed (`forget_topic`, `forget_group`), and every queue that has no
-     lease yet starts above the highest epoch that was ever granted until then.
+  4. a topic or a group is deleted: its leases are removed (`forget_topic`, `forget_group`), and every new owner's
+     epoch is above the highest one that was ever granted until then.
 
 A lease is live while `now < expires_at`. Stock RocketMQ clients use their lock for 30 s without asking, so theirs lives
 60 s and survives a lost connection. LaneMQ clients choose the length of their lease. It ends early when their
@@ -170,7 +170,7 @@ class LockTable:
     def __init__(self, stock_lease_ms: int = STOCK_LEASE_MS, first_serial: int = 1) -> None:
         self._stock_lease_ms = Millis(stock_lease_ms)
         self.floor = NO_EPOCH
-        """At least the highest epoch of any removed lease; every new queue starts above it."""
+        """At least the highest epoch of any removed lease; every new owner's epoch is above it."""
         self._highest = NO_EPOCH
         """The highest epoch that was ever granted."""
         self._groups: dict[str, dict[str, dict[MessageQueue, _Entry]]] = {}
@@ -233,6 +233,11 @@ class LockTable:
             entry.serial = serial = serial or self._keep_alives.serial(owner)
             granted.append(entry.lease(changed=changed))
         return LockGrant(tuple(granted), tuple(refused), tuple(changes), serial)
+
+    def raise_floor(self, floor: Epoch) -> None:
+        """Grant only epochs above this one from now on: it was granted by somebody who is not known here."""
+        self.floor = max(self.floor, floor)
+        self._highest = max(self._highest, floor)
 
     def count_new(self, group: str, queues: Iterable[MessageQueue]) -> int:
         """How many of the queues the group never had a lease of."""
@@ -404,8 +409,7 @@ class LockTable:
         The owner may still be working and could not renew while the broker was down. Without this, the first other
         member that asks would share the queue with it.
         """
-        self.floor = max(self.floor, floor)
-        self._highest = max(self._highest, self.floor)
+        self.raise_floor(floor)
         for row in rows:
             entry = self._find(row.group, row.queue) or self._add(row.group, row.queue, NO_EPOCH)
             self._disown(entry)
@@ -460,7 +464,7 @@ class LockTable:
     def _hand_over(self, entry: _Entry, owner: str) -> None:
         self._disown(entry)
         entry.owner = owner
-        entry.epoch = Epoch(entry.epoch + 1)
+        entry.epoch = Epoch(max(entry.epoch, self.floor) + 1)
         self._highest = max(self._highest, entry.epoch)
         entry.keep_alive_deadline = Millis(0)
         self._by_owner.setdefault(owner, {})[entry.group, entry.queue] = entry

@@ -156,14 +156,14 @@ class HandOuts(Generic[M]):
 
     def is_renewed(self, handle: str) -> bool:
         """Whether the client of a message has it for as long as it is there."""
-        found = self._by_handle.get(handle)
-        return found is not None and found[0].renewed
+        known = self._by_handle.get(handle)
+        return known is not None and known[0].renewed
 
     def _judge(self, handle: str, group: str, topic: str, now: Millis) -> Decision[M]:
-        found = self._by_handle.get(handle)
-        if found is None:
+        known = self._by_handle.get(handle)
+        if known is None:
             return Decision(Ruling.STALE)
-        hand_out, at = found
+        hand_out, at = known
         run = hand_out.run
         if (hand_out.group, hand_out.topic) != (group, topic):
             return Decision(Ruling.STALE)

@@ -116,6 +116,13 @@ class GroupRows(ABC):
             db.execute(SAVE_VALUE, (EPOCH_FLOOR, str(floor)))
             db.execute(deletion, (name,))
 
+    def end_leases(self, floor: int) -> None:
+        """End all leases. Who owned a queue is not known any more, and the next epochs are above the floor."""
+        with self.transaction(Sync.FULL) as db:
+            db.execute("UPDATE leases SET owner = ''")
+            db.execute("UPDATE leases SET epoch = ? WHERE epoch < ?", (floor, floor))
+            db.execute(SAVE_VALUE, (EPOCH_FLOOR, str(floor)))
+
     def epoch_floor(self) -> int:
         """The highest epoch of any deleted lease."""
         return int(self.get(EPOCH_FLOOR) or 0)

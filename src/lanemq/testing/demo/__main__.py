@@ -102,7 +102,7 @@ def _watch(run: DemoRun, admin: Admin, events: list[OrderEvent], console: Consol
         for _ in until("all events to be sent, consumed and in the table"):
             run.check_alive()
             sent, consumed, in_table = counts = _counts(run, admin)
-            progress.show(counts, time.perf_counter())
+            progress.show(counts, time.perf_counter(), "" if in_table else "Spark is starting")
             if consumed * 2 >= len(events) and "consumer-1" not in run.killed:
                 run.kill("consumer-1", run.processes["consumer-1"].pid)
                 progress.say("killed consumer-1 with SIGKILL half-way")

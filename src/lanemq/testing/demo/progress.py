@@ -20,13 +20,20 @@ class BarProgress:
     """A bar per phase."""
 
     def __init__(self, console: Console, phases: tuple[CountedPhase, ...]) -> None:
-        columns = (TextColumn("{task.description:<9}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        columns = (
+            TextColumn("{task.description:<9}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[note]}"),
+        )
         self._progress = Progress(*columns, console=console)
-        self._tasks = [self._progress.add_task(phase.name, total=phase.total) for phase in phases]
+        self._tasks = [self._progress.add_task(phase.name, total=phase.total, note="") for phase in phases]
 
-    def show(self, counts: tuple[int, ...], now: float) -> None:
+    def show(self, counts: tuple[int, ...], now: float, note: str = "") -> None:
         for task, count in zip(self._tasks, counts, strict=True):
             self._progress.update(task, completed=count)
+        self._progress.update(self._tasks[-1], note=note)
 
     def say(self, text: str) -> None:
         self._progress.console.print(text)
@@ -50,14 +57,15 @@ class LineProgress:
         self._due = 0.0
         self._last = ""
 
-    def show(self, counts: tuple[int, ...], now: float) -> None:
+    def show(self, counts: tuple[int, ...], now: float, note: str = "") -> None:
         if self._began is None:
             self._began = now
         parts = (
             f"{name} {min(count, total):,} of {total:,}"
             for (name, total), count in zip(self._phases, counts, strict=True)
         )
-        self._last = f"{now - self._began:3.0f} s: {', '.join(parts)}"
+        said = f" ({note})" if note else ""
+        self._last = f"{now - self._began:3.0f} s: {', '.join(parts)}{said}"
         if now >= self._due:
             self._due = now + SECONDS_PER_LINE
             self._print()

@@ -112,6 +112,9 @@ class SimServer(Server):
     def _accepted(self, _: End) -> Peer:
         return Peer(self)
 
+    def leave_listener(self) -> None:
+        self._network.stop_listening(self._host)
+
     def stop_accepting(self) -> None:
         self._network.stop_listening(self._host)
         super().stop_accepting()

@@ -6,7 +6,16 @@ import pytest
 from tests.core.brokering.cluster.leader_world import Rules, TrustsServerTime, World
 
 from lanemq.core.brokering.cluster.epoch_floor import EPOCH_STEP, EpochFloor
-from lanemq.core.brokering.cluster.leadership import TERM_MS, WAIT_MS, Contender, Sight, Term, TermRow, claim
+from lanemq.core.brokering.cluster.leadership import (
+    TERM_MS,
+    WAIT_MS,
+    Contender,
+    Sight,
+    Term,
+    TermRow,
+    claim,
+    is_complete,
+)
 from lanemq.model.units import Millis
 
 SEEDS = 100
@@ -160,3 +169,27 @@ def test_epochs_are_granted_only_below_a_limit_that_was_entered_before() -> None
     assert floor.allows(5, 2 * EPOCH_STEP - 5)
     assert not floor.allows(5, 2 * EPOCH_STEP - 4)
     assert floor.wanted(EPOCH_STEP) > floor.wanted(5)
+
+
+# whether a store has lost something
+
+
+def test_in_the_run_in_which_the_last_leader_began_nothing_is_lost() -> None:
+    assert is_complete(Sight(ROW, "r"), "r", None)
+    assert is_complete(Sight(ROW, "r"), None, None), "nobody has led yet"
+
+
+def test_after_a_restart_only_who_led_before_can_tell() -> None:
+    assert is_complete(Sight(ROW, "new"), "r", ROW)
+    assert not is_complete(Sight(ROW, "new"), "r", None)
+    assert not is_complete(Sight(ROW, "new"), "r", ROW._replace(leader="other"))
+
+
+def test_a_transaction_that_is_missing_is_noticed_and_one_of_unknown_outcome_is_not_missed() -> None:
+    assert not is_complete(Sight(ROW, "new"), "r", ROW._replace(serial=ROW.serial + 1))
+    assert is_complete(Sight(ROW, "new"), "r", ROW._replace(serial=ROW.serial - 1))
+
+
+def test_a_claim_is_above_every_term_that_is_known() -> None:
+    assert claim(ROW, "two", "", known=40).term == 41
+    assert claim(ROW, "two", "", known=2).term == 6

@@ -189,7 +189,7 @@ class LeaseKeeper:
         broker, lease = assigned.coordinator, assigned.lease
         if lease is not None and lease.usable(now=self._clock.now()) and broker not in self._suspended:
             return True
-        self._renew_soon(broker)
+        self.renew_soon(broker)
         return False
 
     def suspend(self, broker: str) -> None:
@@ -201,9 +201,10 @@ class LeaseKeeper:
         for assigned in self._assignment.leased_by(broker):
             self._set_usable_until(assigned, self._clock.now())
         self._suspended.add(broker)
-        self._renew_soon(broker)
+        self.renew_soon(broker)
 
-    def _renew_soon(self, broker: str) -> None:
+    def renew_soon(self, broker: str) -> None:
+        """Renews the leases of a broker, or says that this member is alive, as soon as no request is under way."""
         pace = self._pace(broker)
         pace.urgent = True
         pace.changed.set()

@@ -274,14 +274,14 @@ class Rebalancer:
             return
         self._logged[route.topic] = allocation
         log.info(
-            "topic %s, group %s, allocation %s: %d members, %d of %d queues belong here, %d taken now",
+            "topic %s, group %s: %d of %d queues are for this member, %d taken now (members: %d, allocation: %s)",
             route.topic,
             self._options.group,
-            self._options.strategy,
-            members,
             len(share),
             len(route.subscribe),
             taken,
+            members,
+            self._options.strategy,
         )
 
     # queues that leave or stay

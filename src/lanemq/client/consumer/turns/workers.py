@@ -54,6 +54,7 @@ from lanemq.core.consuming.runs import FAILED, STOPPED, Suspend, Why
 from lanemq.history import History, Place
 from lanemq.model.errors import LaneError, Undecodable
 from lanemq.model.units import Millis, to_millis
+from lanemq.model.where_raised import trace_in_user_code
 
 log = ClientLog(__name__)
 
@@ -492,7 +493,8 @@ def _log_failure(run: MessageRun, end: RunEnd, finished: MessageFinished) -> Non
     text = describe(error)
     place = f"topic={message.topic} queue={run.queue} offset={message.queue_offset} key={message.key!r}"
     verdict = isinstance(error, HandlerVerdict) and not isinstance(error, MessageFailed)
-    trace = error if run.attempt == 1 and not verdict and not isinstance(error, Undecodable) else None
+    traced = run.attempt == 1 and not verdict and not isinstance(error, Undecodable)
+    trace = error.with_traceback(trace_in_user_code(error)) if traced else None
     if isinstance(error, NoHandler) and finished.why is Why.SENT_BACK:
         log.info("passed on to another member: %s: %s", place, text)
     elif verdict and finished.why is not Why.PARKED:

@@ -85,8 +85,9 @@ class Term:
     Any thread may ask `answers`; the transactions are those of one thread.
     """
 
-    def __init__(self, begun: TermRow, *, sent_at: Millis) -> None:
-        """`sent_at` is when the transaction that began it was sent, on this process's clock."""
+    def __init__(self, begun: TermRow, *, sent_at: Millis, length: Millis = TERM_MS) -> None:
+        """`sent_at` is when the transaction that began it was sent, on this process's clock. `length` is how long each
+        transaction lets it answer."""
         self.number = begun.term
         self.leader = begun.leader
         self.address = begun.address
@@ -94,7 +95,8 @@ class Term:
         """Of the last transaction that the store confirmed."""
         self.ended = ""
         """Why this process does not lead any more; empty while it does."""
-        self._valid_until = Millis(sent_at + TERM_MS)
+        self._length = length
+        self._valid_until = Millis(sent_at + length)
 
     @property
     def row(self) -> TermRow:
@@ -108,13 +110,13 @@ class Term:
     def confirmed(self, *, sent_at: Millis, now: Millis) -> None:
         """A transaction that followed the last one is in the store."""
         self.serial += 1
-        self._valid_until = max(self._valid_until, Millis(sent_at + TERM_MS))
+        self._valid_until = max(self._valid_until, Millis(sent_at + self._length))
         self.check(now=now)
 
     def check(self, *, now: Millis) -> bool:
         """Whether this process leads; ends a term that has run out."""
         if now >= self._valid_until:
-            self.end(f"the store confirmed nothing for {TERM_MS / 1000:g} s")
+            self.end(f"the store confirmed nothing for {self._length / 1000:g} s")
         return not self.ended
 
     def end(self, reason: str) -> None:
@@ -125,6 +127,22 @@ class Term:
         self.ended = self.ended or reason
 
 
-def claim(seen: TermRow, leader: str, address: str) -> TermRow:
-    """The row with which a contender replaces the one that it saw."""
-    return TermRow(seen.term + 1, leader, 0, address)
+def claim(seen: TermRow, leader: str, address: str, *, known: int = 0) -> TermRow:
+    """The row with which a contender replaces the one that it saw. `known` is the highest term that it knows from
+    elsewhere: a store that went back has a lower one, which members would ignore."""
+    return TermRow(max(seen.term, known) + 1, leader, 0, address)
+
+
+def is_complete(replaced: Sight, led_in: str | None, former: TermRow | None) -> bool:
+    """Whether a new leader certainly has every transaction that a leader before it has confirmed.
+
+    `replaced` is the row that it replaced, `led_in` the run of the server that the last leader has noted in the store,
+    None if there was no leader yet. `former` is the row as this process's own last term left it.
+
+    In one run, nothing is lost. After a restart of the server, only who led before can tell: the row still names it,
+    with all of its transactions. Nothing else proves it: a restored copy may have the same identifier and timeline.
+    """
+    if led_in is None or led_in == replaced.run:
+        return True
+    row = replaced.row
+    return former is not None and row[:2] == former[:2] and row.serial >= former.serial

@@ -8,8 +8,7 @@ from lanemq.broker.context import GroupContext
 from lanemq.broker.storage.disk_thread import DiskThread
 from lanemq.coordinator.app import Coordinator
 from lanemq.coordinator.config import CoordinatorOptions
-from lanemq.log.folder.lock import DataLock
-from lanemq.log.state.database import State
+from lanemq.coordinator.store import FolderStore
 from lanemq.model.errors import LaneError
 from lanemq.net.address import Address
 from lanemq.net.server import Listener, Server
@@ -29,23 +28,17 @@ class SimCoordinator(Coordinator):
         super().__init__(options, host.clock)
         self._host = host
         self._world = world
-        self._lock: DataLock | None = None
-        self._state: State | None = None
+        self._folder: FolderStore | None = None
 
     def let_go(self) -> None:
         """Closes the files without writing, as the operating system does."""
-        if self._state is not None:
-            self._state.close()
-        if self._lock is not None:
-            self._lock.close()
+        if self._folder is not None:
+            self._folder.close()
 
-    def _lock_folder(self) -> DataLock:
-        self._lock = DataLock(self.options.data)
-        return self._lock
-
-    def _new_state(self, path: Path) -> State:
-        self._state = State(path)
-        return self._state
+    def _new_store(self) -> FolderStore:
+        assert self.options.data is not None, "the plan names a folder"
+        self._folder = FolderStore(self.options.data)
+        return self._folder
 
     def _new_thread(self) -> DiskThread:
         return SimDiskThread(self._host, self._world.broker.disk_delay)
@@ -54,7 +47,9 @@ class SimCoordinator(Coordinator):
         return SimListener(self.options.listen)
 
     def _new_server(self, connections: Connections, parts: GroupContext) -> Server:
-        return SimServer(connections, self._host, self._world.network, refusals=parts.counters.refusals)
+        return SimServer(
+            connections, self._host, self._world.network, refusals=parts.counters.refusals, may_answer=parts.leads
+        )
 
 
 class CoordinatorMachine:
@@ -62,7 +57,7 @@ class CoordinatorMachine:
 
     def __init__(self, world: World, folder: Path) -> None:
         self._world = world
-        self._options = CoordinatorOptions((ADDRESS,), folder, COORDINATOR_ADDRESS)
+        self._options = CoordinatorOptions((ADDRESS,), folder, listen=COORDINATOR_ADDRESS)
         self.coordinator: SimCoordinator | None = None
         self.host: Host | None = None
 

@@ -184,11 +184,17 @@ class CoordinatedRun:
             return
         if power:
             broker.lose_power()
-            self.ledger.truncations += 1
+            self.ledger.end_is_lost()
         else:
             broker.kill()
         await asyncio.sleep(self.random.uniform(0.1, 3))
-        await broker.start()
+        await self._start_broker()
+
+    async def _start_broker(self) -> None:
+        await self.world.broker.start()
+        if (broker := self.world.broker.broker) is not None:
+            store, queues = broker.running.parts.store, range(self.world.plan.orders_queues)
+            self.ledger.ends_at({MessageQueue(ORDERS, BROKER, each): store.bounds(ORDERS, each)[1] for each in queues})
 
     async def _answer_lost(self) -> None:
         if ends := self.world.network.of("broker"):
@@ -202,7 +208,7 @@ class CoordinatedRun:
         world = self.world
         world.trace.note("operator", "repairs everything")
         world.network.heal_all()
-        await world.broker.start()
+        await self._start_broker()
         await self.coordinator.start()
         world.healed.set()
         for program in self.programs:
@@ -248,8 +254,9 @@ class CoordinatedRun:
             messages, (offset, end) = list[LoggedMessage](), store.bounds(ORDERS, number)
             while offset < end:
                 result = store.read(ORDERS, number, offset, 1000, 1 << 22)
-                for properties in (RecordView(result.data, at).properties for at in record_starts(result.data)):
-                    messages.append(LoggedMessage(properties["__SHARDINGKEY"], properties["UNIQ_KEY"]))
+                for view in (RecordView(result.data, at) for at in record_starts(result.data)):
+                    key, id = view.properties["__SHARDINGKEY"], view.properties["UNIQ_KEY"]
+                    messages.append(LoggedMessage(key, id, view.queue_offset))
                 offset = result.next_offset
             log[MessageQueue(ORDERS, BROKER, number)] = messages
         store.close()

@@ -1,0 +1,53 @@
+"""What every request to a leader passes: it answers only in its term, and learns what its store has lost."""
+
+import logging
+from collections.abc import Callable
+
+from lanemq.broker.context import GroupContext
+from lanemq.broker.dispatch import Handler
+from lanemq.model.units import Epoch
+from lanemq.net.peer import Peer
+from lanemq.net.rate_limited_log import RateLimitedLog
+from lanemq.wire.command import Command
+from lanemq.wire.lane_fields import LANE_HIGHEST_EPOCH, LANE_TERM
+
+log = logging.getLogger(__name__)
+
+MAX_DIGITS = 15
+"""Of a term or an epoch that a member names. No cluster reaches so many, and the next ones must fit into 64 bits."""
+
+
+class TermGate:
+    """Passes requests on to a handler.
+
+    A member names the highest term and the highest epoch that it has seen. Both are above those of a leader whose
+    store, and whose name servers, have gone back.
+    """
+
+    def __init__(self, handler: Handler, parts: GroupContext, heard_of: Callable[[int], None]) -> None:
+        self._handler = handler
+        self._parts = parts
+        self._heard_of = heard_of
+        self._warnings = RateLimitedLog(log, parts.clock)
+
+    def __call__(self, peer: Peer, request: Command) -> None:
+        if not self._parts.leads():
+            peer.abort()
+            return
+        if (term := _number(request, LANE_TERM)) > self._parts.term:
+            self._heard_of(term)
+            peer.abort()
+            return
+        if (epoch := _number(request, LANE_HIGHEST_EPOCH)) > self._parts.locks.highest_epoch:
+            self._warnings.warn(
+                "epoch",
+                f"a member was granted epoch {epoch}, above all that this coordinator knows: its state has gone back. "
+                f"New owners get epochs above it",
+            )
+            self._parts.locks.raise_floor(Epoch(epoch))
+        self._handler(peer, request)
+
+
+def _number(request: Command, field: str) -> int:
+    text = request.ext.get(field, "") if request.ext else ""
+    return int(text) if text.isdecimal() and len(text) <= MAX_DIGITS else 0
