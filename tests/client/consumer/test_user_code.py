@@ -37,7 +37,7 @@ from lanemq import (
 )
 from lanemq.client.consumer import engine as engine_module
 from lanemq.client.consumer.turns import handler as handler_module
-from lanemq.model.errors import InvalidOption, UsageError
+from lanemq.model.errors import InvalidOption
 from lanemq.testing.embedded import EmbeddedBroker
 
 KINDS = ("sync", "async", "batch", "async batch")
