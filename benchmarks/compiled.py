@@ -27,7 +27,7 @@ from lanemq.log.appender import entries_of
 from lanemq.log.key_index import scan_keys
 from lanemq.log.reading import verify
 from lanemq.net.address import parse_address
-from lanemq.net.blocking import BlockingConnection, connect
+from lanemq.net.calling.blocking import BlockingConnection, connect
 from lanemq.wire.batch import split_batch_raw
 from lanemq.wire.command import FrameDecoder
 from lanemq.wire.properties import following_stamps

@@ -8,7 +8,7 @@ One connection, one pull at a time, one queue from its start to its end.
 from benchmarks.harness import TOPIC, BrokerProcess, made_messages, report_rounds, timed
 from lanemq.client.producer.producer import Producer
 from lanemq.net.address import parse_address
-from lanemq.net.blocking import BlockingConnection
+from lanemq.net.calling.blocking import BlockingConnection
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import PullHeader, PullResponse

@@ -34,7 +34,7 @@ from lanemq.client.topics import checked
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis
 from lanemq.net.address import parse_address
-from lanemq.net.blocking import BlockingConnection
+from lanemq.net.calling.blocking import BlockingConnection
 from lanemq.spark.write.sending import OutgoingRow, TaskSender
 from lanemq.wire.batch import BATCH_FRAME_BYTES, BATCH_HEAD, BATCH_LENGTH
 from lanemq.wire.command import Command

@@ -168,7 +168,7 @@ def follow_consume() -> dict[str, list[Call]]:
         finally:
             app.stop()
     # The producer and the administration of this script use blocking connections, the consumer does not.
-    others = ("client/producer", "client/admin", "net/blocking", "client/routing.py:BlockingRoutes")
+    others = ("client/producer", "client/admin", "net/calling/blocking", "client/routing.py:BlockingRoutes")
     found = [call for call in message_only(calls, idle) if not call.root.startswith(others)]
     return {"client": used_replies([call for call in found if call.side == "client"])}
 

@@ -8,7 +8,7 @@ from tests.certificates import Authority
 
 from lanemq.broker.config import BrokerOptions
 from lanemq.net.address import Address
-from lanemq.net.server_tls import ServerTls
+from lanemq.net.serving.server_tls import ServerTls
 from lanemq.testing.embedded import EmbeddedBroker
 
 SECRET = "hush-hush-hush"

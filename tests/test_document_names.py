@@ -42,18 +42,19 @@ OTHER_WORDS = {
     "RocketMQ and its clients": "ConsumeOrderlyContext ConsumeOrderlyStatus DefaultLitePullConsumer "
     "ConsumeFromWhere DefaultMQPushConsumer Integer Long "
     "LaneMQ_REPLY_TOPIC MessageListenerConcurrently MessageListenerOrderly SelectMessageQueueByHash String "
-    "allAckInSyncStateSet enableElectUncleanMaster enableSsl instanceName librocketmq minInSyncReplicas mqadmin "
+    "allAckInSyncStateSet enableElectUncleanMaster instanceName librocketmq minInSyncReplicas mqadmin "
     "slaveReadEnable",
     "databases": "NOCASE REPLICATION binlog_row_image inet pg_advisory_lock wal_level",
     "Spark, Hadoop, Delta, Arrow": "DATA_SOURCE_NOT_FOUND HADOOP_CONF_DIR RESTORE assert_true raise_error dataset "
-    "deletedFileRetentionDuration explode optimize timestamp_millis transformWithState",
+    "deletedFileRetentionDuration explode transformWithState",
     "Amazon": "AWS_ACCESS_KEY_ID AWS_REGION AWS_SECRET_ACCESS_KEY",
     "Python, Pydantic, pytest, trio, OpenTelemetry, OpenSSL": "SecretStr __del__ exclude_unset ini run_sync "
     "subjectAltName traceparent",
     "made of two names of LaneMQ's": "LANEMQ_BROKER_MAX_CONNECTIONS LANEMQ_BROKER_NAME LANEMQ_COORDINATOR_ "
     "LANEMQ_FROM_TLS_CA LANEMQ_TO_ACCESS_KEY LANEMQ_TO_SECRET_KEY_FILE _LANEMQ_COMPLETE lanemq_batch "
-    "lanemq_effects_epochs name_epochs _ms pyspark_",
-    "the runs of interop": "COMBOS Listening cpp java49 java5 protoc rust send_batch unsupported",
+    "lanemq_effects_epochs name_epochs _ms",
+    "the runs of interop": "COMBOS Listening OrderMessageTest SimpleOrderParamTest SimpleOrderTest "
+    "cpp java49 java5 protoc rust send_batch unsupported",
 }
 """Names in code formatting that are neither calls nor LaneMQ's, by their owner."""
 
@@ -172,7 +173,7 @@ SINGLE_NAME = re.compile(r"((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?:=.*)?")
 
 
 def unknown_names(text: str, shown: frozenset[str] = frozenset()) -> list[str]:
-    """The single names in code formatting, with or without a value (`linger=0.005`), that nothing has."""
+    """The single names in code formatting, with or without a value (`timeout=5`), that nothing has."""
     text = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
     codes = re.findall(r"(?<!`)`([^`\n]+)`(?!`)", text)
     named = [match[1] for code in codes if (match := SINGLE_NAME.fullmatch(code))]
@@ -189,7 +190,7 @@ def test_every_name_in_code_formatting_exists(path: Path) -> None:
 
 
 def test_a_name_that_does_not_exist_is_found() -> None:
-    assert unknown_names("Set `max_kept_lanes=5` or `linger=0.005`; see `message.keyz`.") == [
+    assert unknown_names("Set `max_kept_lanes=5` or `timeout=5`; see `message.keyz`.") == [
         "max_kept_lanes", "message.keyz"
     ]  # fmt: skip
 

@@ -32,7 +32,7 @@ from lanemq.console.settings import ConsoleSettings
 from lanemq.core.backoff import Backoff
 from lanemq.core.consuming.retry_policy import DeadLetter, HoldKey
 from lanemq.model.names import dead_letter_topic
-from lanemq.net.blocking import BlockingConnection
+from lanemq.net.calling.blocking import BlockingConnection
 from lanemq.wire.bodies import ConsumerData, HeartbeatData
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command

@@ -51,11 +51,11 @@ class FullBroker:
         self.running = running
         self.run = 0
         """The number of the last run, so that each can name what is new."""
-        self.parts = running.broker.running.parts
+        self.context = running.broker.running.context
         self.raw, self.member = running.connect(), running.connect()
         # What one party may have is another test's matter.
         most = 10**9
-        self.parts.charges.quotas = Quotas(dict.fromkeys(Quota, most), dict.fromkeys(Quota, most))
+        self.context.charges.quotas = Quotas(dict.fromkeys(Quota, most), dict.fromkeys(Quota, most))
         self._fill_topics()
         self._fill_groups()
         self._fill_lanes()
@@ -84,7 +84,7 @@ class FullBroker:
         assert raw.ask(RequestCode.HEART_BEAT, {}, body).code == 0
         assert self.member.heartbeat("m", topics={"T": "*"}).code == 0
         beat = {"crowd": GroupHeartbeat((GroupSubscription("T", ordered=False),))}
-        members, now = self.parts.members, self.parts.clock.now()
+        members, now = self.context.members, self.context.clock.now()
 
         def join() -> None:
             for number in range(MEMBERS):
@@ -134,7 +134,7 @@ class FullBroker:
         self._all_ok([self.raw.post_send(name, queue=queue) for queue in range(QUEUES)])
         self.have_offsets("g", name)
         assert len(self.raw.lock("c", name, tuple(range(QUEUES))).lock_ok_mq_set) == QUEUES
-        store = self.parts.store
+        store = self.context.store
         index = store._queues.find(name, QUEUES - 1)
         assert index is not None
         while self.running.call(lambda: index.filed_end) == 0:

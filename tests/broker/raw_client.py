@@ -9,7 +9,7 @@ from tests.wire.encoding import encode_batch
 
 from lanemq.model.java_hash import tag_code
 from lanemq.net.address import parse_address
-from lanemq.net.blocking import connect
+from lanemq.net.calling.blocking import connect
 from lanemq.wire.bodies import ConsumerData, HeartbeatData, LockRequest, LockResponse, QueueBody, SubscriptionData
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import ONEWAY_BIT, Command, FrameDecoder, decode_command, encode_command

@@ -91,7 +91,7 @@ class RunningBroker:
 
     def crash_image(self, folder: Path) -> Path:
         """Copy all files as a kill -9 at this moment would leave them."""
-        self.wait_for(self.broker.running.parts.search_thread.call(lambda: None))
+        self.wait_for(self.broker.running.context.search_thread.call(lambda: None))
         gate = Gate(self)
         try:
             shutil.copytree(self.options.data, folder)
@@ -101,7 +101,7 @@ class RunningBroker:
 
     def progress(self, group: str, topic: str, queue_id: int = 0) -> QueueProgress:
         """The progress of a group in a queue; to be changed on the broker's loop."""
-        return self.broker.running.parts.progress.at(group, MessageQueue(topic, self.options.name, queue_id))
+        return self.broker.running.context.progress.at(group, MessageQueue(topic, self.options.name, queue_id))
 
     # calls from the test's thread into the broker's loop
 
@@ -135,10 +135,10 @@ class RunningBroker:
             self.settle()
 
     def settle(self) -> None:
-        self.wait_for(self.broker.running.parts.group_commit.drained())
-        self.wait_for(self.broker.running.parts.search_thread.call(lambda: None))
-        self.wait_for(self.broker.running.parts.thread.call(lambda: None))
-        self.wait_for(self.broker.running.parts.row_thread.call(lambda: None))
+        self.wait_for(self.broker.running.context.group_commit.drained())
+        self.wait_for(self.broker.running.context.search_thread.call(lambda: None))
+        self.wait_for(self.broker.running.context.thread.call(lambda: None))
+        self.wait_for(self.broker.running.context.row_thread.call(lambda: None))
 
     def _end(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -173,8 +173,8 @@ class Gate:
             closed.wait(60)
             self._opened.wait(60)
 
-        parts = running.broker.running.parts
-        for thread in (parts.thread, parts.row_thread):
+        context = running.broker.running.context
+        for thread in (context.thread, context.row_thread):
             running.call(partial(thread.submit, wait, lambda *_: None))
         closed.wait(60)
 

@@ -193,9 +193,9 @@ def test_bad_group_is_refused_everywhere(broker: RunningBroker, folder: Path, na
     assert alive(raw)
     broker.tick()
     assert topics_on_disk(broker) == {"Alive", "T"}
-    state = broker.broker.running.parts.state
+    state = broker.broker.running.context.state
     assert (ProgressRows(state).offsets(), state.leases(), state.groups()) == ([], [], {})
-    assert broker.call(broker.broker.running.parts.progress.groups) == ()
+    assert broker.call(broker.broker.running.context.progress.groups) == ()
     assert outside(folder) == set()
 
 
@@ -237,7 +237,7 @@ def test_oneway_requests_are_never_answered(broker: RunningBroker) -> None:
     broker.tick()
     assert raw.send("T", b"two").code == 0
     assert set(raw.answered()).isdisjoint(oneways)
-    held = broker.call(lambda: len(broker.broker.running.parts.polls))
+    held = broker.call(lambda: len(broker.broker.running.context.polls))
     assert held == 0, "no client waits for the answer of a oneway pull"
     assert bodies(raw.read("T")) == [b"one", b"two"], "carried out all the same"
 
@@ -295,7 +295,7 @@ def test_batch_with_one_message_too_large_is_refused_as_a_whole(
 
 
 def topics_on_disk(broker: RunningBroker) -> set[str]:
-    return set(broker.broker.running.parts.state.topics())
+    return set(broker.broker.running.context.state.topics())
 
 
 def outside(folder: Path) -> set[str]:

@@ -43,7 +43,7 @@ def until(what: str, condition: Callable[[], object]) -> None:
 def test_without_descriptors_a_broker_is_busy_and_goes_on_when_they_return(
     start_process: StartProcess, folder: Path
 ) -> None:
-    process = start_process(segment_bytes=64 * 1024, checkpoint_every=0.1)
+    process = start_process(segment_bytes=64 * 1024)
     stored: list[bytes] = []
     with RawClient(process.address) as raw, contextlib.ExitStack() as later:
         raw.create("T", 1)

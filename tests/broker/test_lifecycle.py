@@ -59,7 +59,7 @@ def modes(folder: Path) -> dict[tuple[str, bool], int]:
 
 
 def test_by_default_the_log_takes_at_most_three_quarters_of_the_disk(start: Start, folder: Path) -> None:
-    store = start().broker.running.parts.store
+    store = start().broker.running.context.store
     assert store.options.retention_bytes == shutil.disk_usage(folder).total * 3 // 4
 
 
@@ -149,7 +149,7 @@ def test_stop_answers_held_pulls(start: Start) -> None:
 
 
 def test_slow_reader_does_not_keep_the_broker_from_stopping(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lanemq.net.peer.CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr("lanemq.net.serving.peer.CLOSE_SECONDS", 0.1)
     running = start()
     raw = running.connect()
     raw.send("T", bytes(4_000_000))

@@ -15,7 +15,7 @@ from lanemq.broker.charges import Charges
 from lanemq.broker.context import BrokerContext
 from lanemq.broker.handlers.locks import LockHandler
 from lanemq.core.brokering.quotas import Quota, Quotas
-from lanemq.net import descriptors
+from lanemq.net.serving import descriptors
 from lanemq.wire.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
@@ -25,11 +25,11 @@ from lanemq.wire.record import decode_offset_id
 
 def limited(running: RunningBroker, **limits: int) -> BrokerContext:
     """A broker with these limits of a party, or of a connection if their name ends so."""
-    parts, suffix = running.broker.running.parts, "_of_connection"
+    context, suffix = running.broker.running.context, "_of_connection"
     of_connection = {Quota[name.removesuffix(suffix).upper()]: n for name, n in limits.items() if name.endswith(suffix)}
     of_party = {Quota[name.upper()]: n for name, n in limits.items() if not name.endswith(suffix)}
-    parts.charges.quotas = Quotas(of_party, of_connection)
-    return parts
+    context.charges.quotas = Quotas(of_party, of_connection)
+    return context
 
 
 def refusals(raw: RawClient, reason: str) -> int:
@@ -99,7 +99,7 @@ def test_the_figures_of_a_group_that_only_pulls_go_when_it_has_stopped(start: St
 
 
 def test_a_refused_heartbeat_is_charged_nothing(broker: RunningBroker) -> None:
-    parts = limited(broker, groups=3, seats=100)
+    context = limited(broker, groups=3, seats=100)
     ordered, raw = broker.connect(), broker.connect()
     ordered.ask(RequestCode.HEART_BEAT, {}, kind_of_heartbeat("first", ["a"], ordered=True))
     conflicting = raw.ask(RequestCode.HEART_BEAT, {}, kind_of_heartbeat("second", ["a", "b"], ordered=False))
@@ -108,8 +108,8 @@ def test_a_refused_heartbeat_is_charged_nothing(broker: RunningBroker) -> None:
     assert many.code == ResponseCode.SYSTEM_ERROR
     address = "address 127.0.0.1"
     assert (
-        parts.charges.quotas.charged(Quota.SEATS, address),
-        parts.charges.quotas.charged(Quota.GROUPS, address),
+        context.charges.quotas.charged(Quota.SEATS, address),
+        context.charges.quotas.charged(Quota.GROUPS, address),
     ) == (1, 1)
     assert raw.ask(RequestCode.HEART_BEAT, {}, kind_of_heartbeat("second", ["b", "c"], ordered=True)).code == 0
 
@@ -123,7 +123,7 @@ def kind_of_heartbeat(client: str, groups: list[str], *, ordered: bool) -> bytes
 
 def test_invented_groups_are_forgotten_and_groups_with_offsets_are_not(start: Start) -> None:
     running = start(clock=ManualClock())
-    parts = limited(running, groups=3)
+    context = limited(running, groups=3)
     raw = running.connect()
     raw.create("T")
     raw.commit(1, group="kept")
@@ -141,7 +141,7 @@ def test_invented_groups_are_forgotten_and_groups_with_offsets_are_not(start: St
     assert b"%RETRY%x" not in topics
     assert b"%RETRY%z" in topics
     running.settle()  # the log thread saves the row after the reply
-    assert sorted(parts.state.topics()) == ["%RETRY%z", "T"]
+    assert sorted(context.state.topics()) == ["%RETRY%z", "T"]
 
 
 def test_a_group_with_offsets_expires_after_thirty_days_and_its_epochs_go_on(start: Start) -> None:
@@ -155,7 +155,7 @@ def test_a_group_with_offsets_expires_after_thirty_days_and_its_epochs_go_on(sta
         running.advance(2_000)
         assert (running.connect().committed() is None) is (days == 2)
     raw = running.connect()
-    assert running.broker.running.parts.state.leases() == []
+    assert running.broker.running.context.state.leases() == []
     (again,) = raw.lane_lock("d").lane_leases
     assert again.epoch > lease.epoch
 
@@ -181,7 +181,7 @@ def test_a_heartbeat_names_a_limited_number_of_groups(broker: RunningBroker) -> 
     raw = broker.connect()
     reply = raw.ask(RequestCode.HEART_BEAT, {}, heartbeat_of([f"g{n}" for n in range(1_001)]))
     assert "names 1001 groups and topics" in (reply.remark or "")
-    assert broker.broker.running.parts.members.groups() == ()
+    assert broker.broker.running.context.members.groups() == ()
 
 
 def test_a_flood_of_refused_heartbeats_is_one_line_in_the_log(
@@ -246,30 +246,30 @@ def test_pipelined_requests_that_are_saved_are_limited_by_connection(broker: Run
 
 
 def test_many_topics_are_saved_in_few_transactions(broker: RunningBroker) -> None:
-    raw, parts = broker.connect(), broker.broker.running.parts
-    together = parts.state.together
+    raw, context = broker.connect(), broker.broker.running.context
+    together = context.state.together
     groups: list[int] = []
 
     def counted() -> object:
         groups.append(1)
         return together()
 
-    parts.state.together = counted  # type: ignore[method-assign,assignment]
+    context.state.together = counted  # type: ignore[method-assign,assignment]
     more = {"readQueueNums": "1", "writeQueueNums": "1", "perm": "6"}
     asked = [raw.frame(RequestCode.UPDATE_AND_CREATE_TOPIC, {"topic": f"t{n}", **more}) for n in range(300)]
     raw.socket.sendall(b"".join(frame for _, frame in asked))
     assert [raw.answer(opaque).code for opaque, _ in asked] == [0] * 300
     assert 1 <= len(groups) < 60
-    assert len(parts.state.topics()) == 300
+    assert len(context.state.topics()) == 300
     broker.restart()
     assert b'"t299"' in broker.connect().ask(RequestCode.GET_ALL_TOPIC_CONFIG).body
 
 
 def test_a_failing_row_fails_alone(broker: RunningBroker, folder: Path) -> None:
     """Of several rows in one transaction."""
-    raw, parts = broker.connect(), broker.broker.running.parts
+    raw, context = broker.connect(), broker.broker.running.context
     raw.create("T")
-    works, outcomes = parts.state.save_group, []
+    works, outcomes = context.state.save_group, []
 
     def save(name: str, settings: str) -> None:
         if name == "bad":
@@ -277,20 +277,20 @@ def test_a_failing_row_fails_alone(broker: RunningBroker, folder: Path) -> None:
         works(name, settings)
 
     def submit() -> None:
-        parts.row_thread.submit(lambda: None, lambda *_: None)
+        context.row_thread.submit(lambda: None, lambda *_: None)
         for name in ("a", "bad", "c"):
-            parts.row_thread.submit_rows(
-                parts.state, lambda name=name: save(name, "{}"), lambda _, error: outcomes.append(error is None)
+            context.row_thread.submit_rows(
+                context.state, lambda name=name: save(name, "{}"), lambda _, error: outcomes.append(error is None)
             )
 
     broker.call(submit)
     broker.settle()
     assert outcomes == [True, False, True]
-    assert sorted(parts.state.groups()) == ["a", "c"]
+    assert sorted(context.state.groups()) == ["a", "c"]
 
 
 def test_one_connection_and_one_address_hold_no_more_pulls_than_their_quotas(broker: RunningBroker) -> None:
-    parts = limited(broker, held_pulls=3, held_pulls_of_connection=2)
+    context = limited(broker, held_pulls=3, held_pulls_of_connection=2)
     raw, second, third = broker.connect(), broker.connect(), broker.connect()
     raw.create("T")
     held = [raw.post_pull("T", 0, hold=25_000) for _ in range(2)]
@@ -313,20 +313,20 @@ def test_one_connection_and_one_address_hold_no_more_pulls_than_their_quotas(bro
     assert third.pull("T", 1, hold=25_000).code == ResponseCode.SYSTEM_BUSY
     raw.close()
     second.close()
-    while broker.call(lambda: len(parts.polls)):
+    while broker.call(lambda: len(context.polls)):
         pass
-    assert broker.call(lambda: parts.charges.quotas.charged(Quota.HELD_PULLS, "address 127.0.0.1")) == 0
+    assert broker.call(lambda: context.charges.quotas.charged(Quota.HELD_PULLS, "address 127.0.0.1")) == 0
 
 
 def test_without_the_quota_one_connection_holds_all_pulls(broker: RunningBroker) -> None:
     """Negative control of the test before."""
-    parts = limited(broker, held_pulls_of_connection=1_000)
+    context = limited(broker, held_pulls_of_connection=1_000)
     raw = broker.connect()
     raw.create("T")
     for _ in range(10):
         raw.post_pull("T", 0, hold=25_000)
     raw.bounds("T")
-    assert broker.call(lambda: len(parts.polls)) == 10
+    assert broker.call(lambda: len(context.polls)) == 10
 
 
 def test_seats_in_groups_have_quotas_and_end_with_the_connection(broker: RunningBroker) -> None:
@@ -338,7 +338,7 @@ def test_seats_in_groups_have_quotas_and_end_with_the_connection(broker: Running
     assert raw.ask(RequestCode.HEART_BEAT, {}, groups("a")).code == 0, "these seats are taken already"
     reply = raw.ask(RequestCode.HEART_BEAT, {}, groups("b"))
     assert "may have 3 seats in groups" in (reply.remark or "")
-    assert broker.broker.running.parts.members.members("g1") == ("a",)
+    assert broker.broker.running.context.members.members("g1") == ("a",)
     assert other.ask(RequestCode.HEART_BEAT, {}, heartbeat_groups("g1", "g2", "g3")("c")).code == 0
     third = broker.connect()
     assert "address 127.0.0.1 may have 5 seats" in (third.ask(RequestCode.HEART_BEAT, {}, groups("d")).remark or "")
@@ -370,15 +370,15 @@ def search(raw: RawClient, key: str) -> int:
 
 def test_a_client_that_searches_does_not_keep_others_from_searching(broker: RunningBroker) -> None:
     """Neither one on the same address nor one on another: each waits for one search of the others."""
-    parts = limited(broker)
-    looked, look, free = [], parts.store.query, threading.Event()
+    context = limited(broker)
+    looked, look, free = [], context.store.query, threading.Event()
 
     def query(topic: str, key: str, *more: int) -> list[bytes]:
         looked.append(key)
         free.wait(30)
         return look(topic, key, *more)
 
-    parts.store.query = query  # type: ignore[method-assign]
+    context.store.query = query  # type: ignore[method-assign]
     greedy, beside, elsewhere = broker.connect(), broker.connect(), RawClient(broker.address, source="127.0.0.2")
     greedy.create("T")
     asked = [search(greedy, f"greedy {number}") for number in range(Quota.SEARCHES.value.of_connection or 0)]
@@ -393,7 +393,7 @@ def test_a_client_that_searches_does_not_keep_others_from_searching(broker: Runn
         assert client.answer(opaque).code == ResponseCode.QUERY_NOT_FOUND
     elsewhere.close()
     assert {"beside", "elsewhere"} <= set(looked[:4]), looked
-    assert parts.charges.quotas.charged(Quota.SEARCHES, "address 127.0.0.1") == 0
+    assert context.charges.quotas.charged(Quota.SEARCHES, "address 127.0.0.1") == 0
 
 
 def test_parked_lanes_have_a_quota_and_give_back_what_leaves(broker: RunningBroker) -> None:
@@ -439,7 +439,7 @@ def connections_of(running: RunningBroker) -> int:
 def test_connections_leave_the_descriptors_that_files_need(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     may_open(monkeypatch, 1_024)
     running = start()
-    files = running.broker.running.parts.store.open_files + descriptors.OTHER_FILES
+    files = running.broker.running.context.store.open_files + descriptors.OTHER_FILES
     assert files > descriptors.OTHER_FILES
     assert connections_of(running) == 1_024 - files
 
@@ -454,9 +454,8 @@ def test_connections_follow_the_number_of_log_files_and_the_limit_of_the_process
         raw.send("T", bytes(60_000))
     running.advance(1_000)
     assert connections_of(running) == before - 5
-    shown = running.broker.running.parts.options.shown(running.broker.running.parts.in_force)
+    shown = running.broker.running.context.options.shown(running.broker.running.context.in_force)
     assert shown["max_connections"][0] == str(before - 5)
-    assert shown["max_connections_per_address"][0] == str((before - 5) // 2)
     assert f"at most {before - 5} connections instead of 10000" in caplog.text
     may_open(monkeypatch, 100_000)
     running.advance(1_000)

@@ -14,8 +14,8 @@ from lanemq.broker.handlers import progress
 from lanemq.broker.long_answers import MAX_PER_PEER, LongAnswers, Steps
 from lanemq.clock import SystemClock
 from lanemq.model.errors import BrokerBusy, BrokerRefused
-from lanemq.net import loop_slices
-from lanemq.net.loop_slices import LoopSlices
+from lanemq.net.serving import loop_slices
+from lanemq.net.serving.loop_slices import LoopSlices
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command, FrameDecoder, decode_command
 

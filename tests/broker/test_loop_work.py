@@ -24,7 +24,7 @@ from lanemq.core.lane_status import Failure
 from lanemq.model.queue import MessageQueue
 from lanemq.model.stamp import Stamp
 from lanemq.model.units import Millis, QueueOffset
-from lanemq.net import loop_slices
+from lanemq.net.serving import loop_slices
 from lanemq.wire.codes import RequestCode
 
 SIZE = int(os.environ.get("LANEMQ_LOOP_SIZE", "5"))
@@ -45,8 +45,8 @@ class Loaded:
         self.run = 0
 
     @property
-    def parts(self) -> BrokerContext:
-        return self.running.broker.running.parts
+    def context(self) -> BrokerContext:
+        return self.running.broker.running.context
 
     def call(self, function: Callable[[], object]) -> None:
         self.running.call(function)
@@ -90,19 +90,19 @@ def loaded() -> Iterator[Loaded]:
 def test_the_disconnect_of_a_client_with_many_leases_is_handled_in_slices(
     loaded: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queues, locks = [MessageQueue("T", "b", number) for number in range(LEASES)], loaded.parts.locks
+    queues, locks = [MessageQueue("T", "b", number) for number in range(LEASES)], loaded.context.locks
     member = loaded.raw
 
     def take() -> None:
         nonlocal member
         member = loaded.running.connect()
         member.heartbeat("member", topics={"T": "*"})
-        times = {"lease": Millis(60_000), "keep_alive_timeout": Millis(800), "now": loaded.parts.clock.now()}
+        times = {"lease": Millis(60_000), "keep_alive_timeout": Millis(800), "now": loaded.context.clock.now()}
         loaded.call(lambda: locks.acquire("g", queues, "member", **times))
 
     def lose() -> None:
         member.close()
-        soon = loaded.parts.clock.now() + 30_000
+        soon = loaded.context.clock.now() + 30_000
         loaded.wait_until(lambda: all(lease.expires_at < soon for lease in map(latest, (queues[0], queues[-1]))))
 
     def latest(queue: MessageQueue) -> object:
@@ -113,9 +113,9 @@ def test_the_disconnect_of_a_client_with_many_leases_is_handled_in_slices(
 
 def hold_much(loaded: Loaded, group: str, topic: str) -> None:
     """A group has leases, committed offsets and parked lanes in a topic."""
-    parts, queues = loaded.parts, [MessageQueue(topic, "b", number) for number in range(LEASES // 2)]
-    now = parts.clock.now()
-    parts.locks.acquire(group, queues, "member", lease=Millis(60_000), keep_alive_timeout=Millis(800), now=now)
+    context, queues = loaded.context, [MessageQueue(topic, "b", number) for number in range(LEASES // 2)]
+    now = context.clock.now()
+    context.locks.acquire(group, queues, "member", lease=Millis(60_000), keep_alive_timeout=Millis(800), now=now)
     for number in range(2 * LEASES):
         loaded.running.progress(group, topic, number).commit(QueueOffset(1), kind=CommitKind.FORWARD)
     for number in range(LEASES // 4):
@@ -124,20 +124,20 @@ def hold_much(loaded: Loaded, group: str, topic: str) -> None:
 
 def delete_topic(loaded: Loaded) -> None:
     loaded.raw.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "D"})
-    assert not loaded.parts.locks.holds_any("d", now=loaded.parts.clock.now())
+    assert not loaded.context.locks.holds_any("d", now=loaded.context.clock.now())
 
 
 def forget_unused_group(loaded: Loaded) -> None:
-    parts, unused = loaded.parts, loaded.running.broker.running.housekeeping._forgotten_groups
+    context, unused = loaded.context, loaded.running.broker.running.housekeeping._forgotten_groups
     lanes = loaded.running.progress("d", "D")
     for key in tuple(lanes.lanes):
         loaded.call(partial(lanes.discard, key, 10**9))
-    parts.charges.group_use.forget("d")
-    parts.charges.group_use.used("d", Millis(0))
-    parts.charges.group_use.keep("d")
+    context.charges.group_use.forget("d")
+    context.charges.group_use.used("d", Millis(0))
+    context.charges.group_use.keep("d")
     loaded.call(lambda: unused.forget(Millis(10**12)))
-    loaded.wait_until(lambda: "d" not in parts.locks.groups())
-    assert not parts.progress.has_group("d")
+    loaded.wait_until(lambda: "d" not in context.locks.groups())
+    assert not context.progress.has_group("d")
 
 
 @pytest.mark.parametrize("delete", [delete_topic, forget_unused_group])
@@ -150,13 +150,13 @@ def test_what_a_deleted_topic_or_group_leaves_is_freed_in_slices(
 
     def work() -> None:
         delete(loaded)
-        loaded.wait_until(lambda: not loaded.parts.slices._waiting)
+        loaded.wait_until(lambda: not loaded.context.slices._waiting)
 
     loaded.compare(f"{delete.__name__} with {LEASES // 2} leases, {2 * LEASES} offsets", fill, work, monkeypatch)
 
 
 def test_many_changed_offsets_are_saved_in_several_writes(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
-    table, keeper = loaded.parts.progress, loaded.parts.progress_keeper
+    table, keeper = loaded.context.progress, loaded.context.progress_keeper
 
     def commit() -> None:
         keeper._offsets_at = Millis(2**60)  # the housekeeping leaves them to `save`
@@ -166,7 +166,7 @@ def test_many_changed_offsets_are_saved_in_several_writes(loaded: Loaded, monkey
     def save() -> None:
         while loaded.running.call(lambda: table.has_unsaved):
             keeper._offsets_at = Millis(0)
-            loaded.call(lambda: keeper.tick(loaded.parts.clock.now()))
+            loaded.call(lambda: keeper.tick(loaded.context.clock.now()))
             loaded.wait_until(lambda: not keeper._writing)
 
     prepare = lambda: loaded.call(commit)  # noqa: E731
@@ -183,13 +183,13 @@ def fall_behind(loaded: Loaded) -> None:
     """All groups have read one message of each queue; the next log files are due to be deleted."""
     for queue in range(QUEUES):
         loaded.raw.send_batch("T", [(bytes(3_000), {})] * 2, queue=queue)
-    ends = [loaded.parts.store.bounds("T", queue)[1] for queue in range(QUEUES)]
+    ends = [loaded.context.store.bounds("T", queue)[1] for queue in range(QUEUES)]
     rows = [
         SavedOffset(f"g{group}", MessageQueue("T", loaded.running.options.name, queue), QueueOffset(end - 1))
         for group in range(GROUPS)
         for queue, end in enumerate(ends)
     ]
-    loaded.call(lambda: loaded.parts.progress.restore(rows))
+    loaded.call(lambda: loaded.context.progress.restore(rows))
     for _ in range(3):
         loaded.raw.send("T", bytes(60_000))
 
@@ -206,7 +206,7 @@ def test_retention_counts_in_slices_what_many_groups_have_not_read(
 
 
 def test_a_checkpoint_with_many_producers_is_made_in_slices(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
-    checkpoints, producers = loaded.running.broker.running.checkpoints, loaded.parts.producers
+    checkpoints, producers = loaded.running.broker.running.checkpoints, loaded.context.producers
 
     def send() -> None:
         for number in range(PRODUCERS):
@@ -215,7 +215,7 @@ def test_a_checkpoint_with_many_producers_is_made_in_slices(loaded: Loaded, monk
 
     def save() -> None:
         checkpoints._index_at = Millis(0)
-        loaded.call(lambda: checkpoints.tick(loaded.parts.clock.now()))
+        loaded.call(lambda: checkpoints.tick(loaded.context.clock.now()))
         loaded.wait_until(lambda: checkpoints._state is None)
         assert producers.dirty().rows == ()
 

@@ -220,7 +220,7 @@ def test_epochs_stay_below_the_floor_that_is_on_disk(start: Start, folder: Path)
     running = start()
     raw = running.connect()
     raw.create("T", 1)
-    copy = running.broker.running.parts.store._copy
+    copy = running.broker.running.context.store._copy
     for _ in range(3):
         epoch = raw.lane_lock("a").lane_leases[0].epoch
         raw.unlock("a", laneEpoch=str(epoch))

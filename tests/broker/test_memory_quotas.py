@@ -33,7 +33,7 @@ def test_subscriptions_have_a_quota_and_are_given_back_when_their_client_leaves(
 
 def test_a_client_with_a_second_connection_pays_for_what_the_first_subscribed(broker: RunningBroker) -> None:
     """The subscriptions of a client stay until its last connection has ended."""
-    members, first, second = broker.broker.running.parts.members, broker.connect(), broker.connect()
+    members, first, second = broker.broker.running.context.members, broker.connect(), broker.connect()
     second.heartbeat("c", topics={"U": "*"})
     first.heartbeat("c", topics=TAGS)
     first.close()
@@ -53,7 +53,7 @@ def test_without_the_quota_every_heartbeat_brings_more_subscriptions(
 
 
 def test_a_producer_group_takes_a_seat_too(broker: RunningBroker) -> None:
-    parts, raw = limited(broker, seats_of_connection=3), broker.connect()
+    context, raw = limited(broker, seats_of_connection=3), broker.connect()
 
     def produce(*groups: str) -> Command:
         named = [ProducerData(group_name=group) for group in groups]
@@ -63,26 +63,26 @@ def test_a_producer_group_takes_a_seat_too(broker: RunningBroker) -> None:
     assert produce("p1", "p2").code == 0
     assert raw.heartbeat("c").code == 0
     assert "may have 3 seats in groups" in (produce("p3").remark or "")
-    assert parts.charges.quotas.charged(Quota.SEATS, ADDRESS) == 3
+    assert context.charges.quotas.charged(Quota.SEATS, ADDRESS) == 3
 
 
 def test_a_held_pull_with_many_tags_or_long_fields_counts_as_several(broker: RunningBroker) -> None:
-    parts, raw = limited(broker, held_pulls_of_connection=10), broker.connect()
+    context, raw = limited(broker, held_pulls_of_connection=10), broker.connect()
     raw.create("T")
     many = "||".join(f"t{number}" for number in range(100))
     held = raw.post_pull("T", 0, hold=25_000, tags=many)
     raw.bounds("T")
-    assert parts.charges.quotas.charged(Quota.HELD_PULLS, ADDRESS) == 6
+    assert context.charges.quotas.charged(Quota.HELD_PULLS, ADDRESS) == 6
     assert raw.pull("T", 0, hold=25_000, laneClient="x" * 10_000).code == ResponseCode.SYSTEM_BUSY
     raw.send("T", b"x", queue=0, properties={"TAGS": "t99"})
     assert raw.answer(held).code == 0
-    assert parts.charges.quotas.charged(Quota.HELD_PULLS, ADDRESS) == 0
+    assert context.charges.quotas.charged(Quota.HELD_PULLS, ADDRESS) == 0
     raw.post_pull("T", 1, hold=25_000, tags=many)
     raw.bounds("T")
     raw.close()
-    while broker.call(lambda: len(parts.polls)):
+    while broker.call(lambda: len(context.polls)):
         pass
-    assert parts.charges.quotas.charged(Quota.HELD_PULLS, ADDRESS) == 0
+    assert context.charges.quotas.charged(Quota.HELD_PULLS, ADDRESS) == 0
 
 
 def test_without_their_weight_long_pulls_count_as_short_ones(
@@ -95,7 +95,7 @@ def test_without_their_weight_long_pulls_count_as_short_ones(
 
 
 def test_new_offsets_have_a_quota_and_known_ones_go_on(broker: RunningBroker) -> None:
-    parts, raw = limited(broker, offsets=3 * OFFSET_BYTES), broker.connect()
+    context, raw = limited(broker, offsets=3 * OFFSET_BYTES), broker.connect()
     raw.create("T")
     raw.create("U")
     assert [raw.commit(0, queue=queue).code for queue in range(2)] == [0, 0]
@@ -112,7 +112,7 @@ def test_new_offsets_have_a_quota_and_known_ones_go_on(broker: RunningBroker) ->
     assert raw.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "U"}).code == 0
     assert raw.commit(0, queue=2).code == 0, "the offset in the deleted topic is given back"
     raw.ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": "g", "cleanOffset": "true"})
-    assert parts.charges.quotas.charged(Quota.OFFSETS, ADDRESS) == 0
+    assert context.charges.quotas.charged(Quota.OFFSETS, ADDRESS) == 0
 
 
 def test_finished_ranges_beyond_the_quota_are_forgotten_and_the_offset_is_not(broker: RunningBroker) -> None:
@@ -149,18 +149,18 @@ def test_without_the_quota_finished_ranges_of_any_size_stay(
 
 
 def test_queues_of_new_topics_have_a_quota_and_are_given_back(broker: RunningBroker) -> None:
-    parts, raw = limited(broker, queues=60), broker.connect()
+    context, raw = limited(broker, queues=60), broker.connect()
     assert raw.create("T", 24).code == 0
     assert raw.create("T", 26).code == 0, "two more"
     assert raw.send("U").code == 0, "four, by its first send, which count as twenty"
-    assert parts.charges.quotas.charged(Quota.QUEUES, ADDRESS) == 46
+    assert context.charges.quotas.charged(Quota.QUEUES, ADDRESS) == 46
     for reply in (raw.create("V", 5), raw.create("T", 41), raw.send("W")):
         assert "may have 60 queues of topics created" in (reply.remark or "")
-    assert parts.charges.quotas.charged(Quota.QUEUES, ADDRESS) == 46
+    assert context.charges.quotas.charged(Quota.QUEUES, ADDRESS) == 46
     assert raw.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"}).code == 0
     assert raw.create("V", 30, order="true").code == 0
     assert "order" in (raw.create("V", 35, order="true").remark or ""), "its queues cannot be changed"
-    assert parts.charges.quotas.charged(Quota.QUEUES, ADDRESS) == 50
+    assert context.charges.quotas.charged(Quota.QUEUES, ADDRESS) == 50
     assert raw.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "V"}).code == 0
     assert raw.create("W", 40).code == 0
 
@@ -219,7 +219,7 @@ def test_deletions_and_resets_under_way_are_limited_by_connection(broker: Runnin
 @pytest.mark.parametrize("kind", ["delete", "reset"])
 def test_many_groups_are_deleted_or_reset_in_few_transactions(broker: RunningBroker, kind: str) -> None:
     """With a write for each, a client that deletes a thousand groups would delay the locks of all others by seconds."""
-    raw, state = broker.connect(), broker.broker.running.parts.state
+    raw, state = broker.connect(), broker.broker.running.context.state
     raw.create("T", 1)
     groups = [f"g{number}" for number in range(100)]
     for group in groups:
@@ -247,7 +247,7 @@ def test_many_groups_are_deleted_or_reset_in_few_transactions(broker: RunningBro
 
 
 def test_new_locks_under_way_are_limited_by_connection(broker: RunningBroker) -> None:
-    parts = limited(broker, rows_of_connection=5)
+    context = limited(broker, rows_of_connection=5)
     raw = broker.connect()
     raw.create("T", 1)
     gate = Gate(broker)
@@ -261,7 +261,7 @@ def test_new_locks_under_way_are_limited_by_connection(broker: RunningBroker) ->
     assert [raw.answer(opaque).code for opaque in asked[:5]] == [0] * 5
     assert refusals(raw, "quota") == 3
     assert raw.lock("c", group="g7").lock_ok_mq_set
-    assert not broker.call(lambda: parts.charges.quotas._held[Quota.ROWS]), "all of it is given back"
+    assert not broker.call(lambda: context.charges.quotas._held[Quota.ROWS]), "all of it is given back"
 
 
 def test_without_the_count_of_rows_every_deletion_is_taken(

@@ -10,8 +10,8 @@ from lanemq.broker.notices import Notices
 from lanemq.core.brokering.members.group import ConnectionId, GroupHeartbeat
 from lanemq.core.brokering.members.membership import Membership
 from lanemq.model.units import Millis
-from lanemq.net.loop_slices import SLICE_NS, LoopSlices
-from lanemq.net.peer import Peer
+from lanemq.net.serving.loop_slices import SLICE_NS, LoopSlices
+from lanemq.net.serving.peer import Peer
 from lanemq.wire.command import FrameDecoder, decode_command
 
 

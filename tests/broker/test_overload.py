@@ -8,34 +8,42 @@ from tests.broker.raw_client import RawClient, pull_ext, send_ext
 from tests.broker.running import Gate, RunningBroker
 
 from lanemq.broker.connections import Connections
+from lanemq.broker.storage import group_commit
 from lanemq.core.brokering.refusals import RefusalReason
-from lanemq.net import peer, server
-from lanemq.net.outbox import Outbox
-from lanemq.net.peer import WRITE_HIGH_WATER_BYTES, Peer
+from lanemq.net.serving import peer, server
+from lanemq.net.serving.outbox import Outbox
+from lanemq.net.serving.peer import WRITE_HIGH_WATER_BYTES, Peer
 from lanemq.wire.codes import RequestCode, ResponseCode
 
 MIB = 1024 * 1024
 
 
+@pytest.fixture
+def _little_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_commit, "MAX_PENDING_BYTES", MIB)
+
+
+@pytest.mark.usefixtures("_little_may_wait")
 def test_sends_are_answered_busy_above_the_limit_and_accepted_again_below(start: Start) -> None:
-    running = start(max_pending_bytes=MIB)
+    running = start()
     raw = running.connect()
     raw.create("T")
     gate = Gate(running)
     waiting = [raw.post_send("T", bytes(100_000)) for _ in range(30)]
     raw.bounds("T")
-    assert running.call(lambda: running.broker.running.parts.group_commit.pending_bytes) <= MIB
+    assert running.call(lambda: running.broker.running.context.group_commit.pending_bytes) <= MIB
     gate.open()
     codes = [raw.answer(opaque).code for opaque in waiting]
     assert set(codes) == {0, ResponseCode.SYSTEM_BUSY}
     assert codes == sorted(codes), "those that fitted came first"
     assert len(raw.read("T")) == codes.count(0)
     assert raw.send("T").code == 0
-    assert running.call(lambda: running.broker.running.parts.group_commit.pending_bytes) == 0
+    assert running.call(lambda: running.broker.running.context.group_commit.pending_bytes) == 0
 
 
+@pytest.mark.usefixtures("_little_may_wait")
 def test_repeats_that_wait_for_the_disk_are_bounded_too(start: Start) -> None:
-    running = start(max_pending_bytes=MIB)
+    running = start()
     raw = running.connect()
     raw.create("T")
     gate = Gate(running)
@@ -47,8 +55,9 @@ def test_repeats_that_wait_for_the_disk_are_bounded_too(start: Start) -> None:
     assert raw.bounds("T") == (0, 1)
 
 
+@pytest.mark.usefixtures("_little_may_wait")
 def test_a_send_answered_busy_leaves_no_stamp(start: Start) -> None:
-    running = start(max_pending_bytes=MIB)
+    running = start()
     raw = running.connect()
     raw.create("T")
     gate = Gate(running)
@@ -124,7 +133,7 @@ def test_a_client_that_does_not_read_costs_bounded_memory(start: Start, held: bo
     ]
     slow.socket.sendall(b"".join(frame for _, frame in frames))
     if held:
-        while running.call(lambda: len(running.broker.running.parts.polls)) < 1000:
+        while running.call(lambda: len(running.broker.running.context.polls)) < 1000:
             pass
         producer.send("T", bytes(MIB))
     assert producer.send("T", b"others are served").code == 0
@@ -145,7 +154,7 @@ def test_connections_beyond_the_limit_are_closed(start: Start) -> None:
     assert first.send("T").code == second.send("T").code == 0
     with RawClient(running.address) as third:
         assert third.is_closed_by_broker()
-    assert running.call(lambda: running.broker.running.parts.counters.refusals.counts[RefusalReason.CONNECTIONS]) == 1
+    assert running.call(lambda: running.broker.running.context.counters.refusals.counts[RefusalReason.CONNECTIONS]) == 1
     first.close()
     while running.call(lambda: len(running.broker.running.server.peers)) > 1:
         pass
@@ -236,7 +245,7 @@ def test_a_held_pull_is_answered_by_the_group_commit_and_not_behind_the_work_of_
     for _ in range(3):
         assert sender.send("T", b"x").code == ResponseCode.SUCCESS
     pull = reader.post_pull("T", 3, hold=20_000)
-    polls = broker.broker.running.parts.polls
+    polls = broker.broker.running.context.polls
     while not broker.call(lambda: len(polls)):
         pass
     monkeypatch.setattr(Outbox, "_iteration_ends", lambda _: None)

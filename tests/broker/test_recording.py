@@ -298,7 +298,7 @@ def test_a_broker_that_never_ran_before_has_nothing_to_recover(clocked: RunningB
 def test_without_a_folder_nothing_is_written(start: Start, folder: Path) -> None:
     running = start(clock=ManualClock())
     running.connect().lock("a")
-    assert not running.broker.running.parts.recording.on
+    assert not running.broker.running.context.recording.on
     assert not (folder / "history").exists()
 
 
@@ -455,7 +455,7 @@ def test_the_checker_finds_a_broker_that_grants_a_queue_too_early(
 
 def test_a_grant_that_is_not_on_disk_is_not_recorded(clocked: RunningBroker, folder: Path) -> None:
     """A crash loses it, and the same epoch goes to another member; the first grant was never answered."""
-    raw, state = clocked.connect(), clocked.broker.running.parts.state
+    raw, state = clocked.connect(), clocked.broker.running.context.state
     works = state.save_leases
 
     def refuse(rows: object) -> None:

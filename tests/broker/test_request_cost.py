@@ -23,10 +23,11 @@ from tests.log.conftest import memory_folder
 
 from lanemq.broker import body_limits
 from lanemq.broker.handlers import pull
+from lanemq.broker.storage import checkpoints
 from lanemq.core.brokering.members.group import ConnectionId, GroupHeartbeat, GroupSubscription
 from lanemq.core.lane_status import Failure
 from lanemq.model.units import Millis
-from lanemq.net import loop_slices
+from lanemq.net.serving import loop_slices
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 
@@ -44,7 +45,9 @@ def full() -> Iterator[FullBroker]:
     """Logs as `lanemq broker` does, and leaves what exists by now out of collections of garbage, as it does too."""
     folder, log, lines = memory_folder(), logging.getLogger("lanemq"), logging.StreamHandler(io.StringIO())
     before = log.level
-    running = RunningBroker(folder, checkpoint_every=0.2)
+    patch = pytest.MonkeyPatch()
+    patch.setattr(checkpoints, "INDEXES_EVERY_MS", 200)
+    running = RunningBroker(folder)
     made = FullBroker(running)
     lines.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     log.addHandler(lines)
@@ -56,6 +59,7 @@ def full() -> Iterator[FullBroker]:
     log.removeHandler(lines)
     log.setLevel(before)
     running.stop()
+    patch.undo()
     shutil.rmtree(folder)
 
 
@@ -161,11 +165,11 @@ def test_a_heartbeat_costs_the_same_however_many_members_its_groups_have(full: F
     """490 groups with a topic each, which is all that a heartbeat may name, and 25 members in each of them."""
     body = heartbeat_of_members()
     beat = {f"many{number}": GroupHeartbeat((GroupSubscription("T", ordered=False),)) for number in range(490)}
-    members = full.parts.members
+    members = full.context.members
 
     def join(numbers: range) -> None:
         for number in numbers:
-            members.heartbeat(ConnectionId(2 * 10**6 + number), f"n{number}", beat, now=full.parts.clock.now())
+            members.heartbeat(ConnectionId(2 * 10**6 + number), f"n{number}", beat, now=full.context.clock.now())
 
     full.running.call(lambda: join(range(25)))
     measured(full, RequestCode.HEART_BEAT, {}, body)  # makes the topics of the groups

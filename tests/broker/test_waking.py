@@ -10,7 +10,7 @@ from lanemq.broker.waking import MAX_TAG_CODES, HeldPull, Waking
 from lanemq.core.brokering.long_poll import LongPolls
 from lanemq.log.appender import Arrival
 from lanemq.model.units import Millis, QueueOffset
-from lanemq.net.loop_slices import SLICE_NS, LoopSlices
+from lanemq.net.serving.loop_slices import SLICE_NS, LoopSlices
 
 A, B = frozenset({1}), frozenset({2})
 

@@ -14,6 +14,8 @@ from typing import Any
 
 from lanemq import forking
 from lanemq.broker import group_housekeeping
+from lanemq.broker.app import Broker
+from lanemq.broker.storage import group_commit
 from lanemq.broker.storage.group_commit import GroupCommit
 from lanemq.broker.storage.pinning import Pinning
 from lanemq.broker.storage.progress_keeper import ProgressKeeper
@@ -43,7 +45,9 @@ from lanemq.log.commit_log import CommitLog
 from lanemq.log.filesystem import RealDisk
 from lanemq.log.state.database import State
 from lanemq.model.units import Epoch, Millis
-from lanemq.net.connection import ConnectionPool
+from lanemq.net.calling.connection import ConnectionPool
+from lanemq.net.serving.descriptors import DescriptorReserve
+from lanemq.net.serving.server import ConnectionLimits
 from lanemq.testing.sim.disk import SimDisk
 from lanemq.wire.record import PROOF
 
@@ -241,6 +245,20 @@ def slow_disk(patch: Patch) -> None:
 def stalling_disk(patch: Patch) -> None:
     """No guard: every flush takes half a second, so that producers are faster on any machine."""
     _each_flush_takes(patch, 0.5)
+
+
+def little_memory(patch: Patch) -> None:
+    """No guard: the broker is busy as soon as a mebibyte waits for the disk."""
+    patch(group_commit, "MAX_PENDING_BYTES", 1 << 20)
+
+
+def patient_server(patch: Patch) -> None:
+    """No guard: connections may be silent for ten minutes, and all may come from one address."""
+
+    def limits(_: Broker, reserve: DescriptorReserve) -> ConnectionLimits:
+        return ConnectionLimits(reserve.connections(), per_address=reserve.connections(), first_request=600)
+
+    patch(Broker, "_connection_limits", limits)
 
 
 def _fails_at(patch: Patch, call: str, number: int) -> None:
@@ -464,6 +482,8 @@ MUTANTS: dict[str, Callable[[Patch], None]] = {
         sync_before_ack,
         slow_disk,
         stalling_disk,
+        little_memory,
+        patient_server,
         failing_write,
         failing_sync,
         stamp_check,

@@ -13,6 +13,7 @@ import pytest
 from tests.chaos import mutants
 from tests.chaos.mutants import MUTANTS
 from tests.chaos.system import SystemUnderTest, stored_records
+from tests.client.producer.producers import sending
 from tests.sim.test_mutants import BUSY, Case, plan_for
 from tests.sim.test_mutants import CASES as SIMULATED
 
@@ -48,7 +49,15 @@ CASES = {
     "folder_sync": (2, Case(mutants.folder_sync, ("broker loses power",), ("S", "B1"), BUSY | {"slow": 0.0})),
 }
 """With the first seed; a few are enough."""
-NO_GUARDS = {"late_ticks", "slow_disk", "stalling_disk", "failing_write", "failing_sync"}
+NO_GUARDS = {
+    "late_ticks",
+    "slow_disk",
+    "stalling_disk",
+    "little_memory",
+    "patient_server",
+    "failing_write",
+    "failing_sync",
+}
 GUARDS = {
     "epoch_check": "sim/test_mutants.py::epoch at commit, chaos/test_consumer_frozen.py",
     "broker_lock": "sim/test_mutants.py::one owner, chaos/test_three_locks.py",
@@ -114,8 +123,8 @@ def test_without_its_guard_a_simulated_run_breaks_a_promise(guard: str, monkeypa
 
 def steps_stored(system: SystemUnderTest, without: list[str]) -> list[int]:
     """Large and small messages of one key, many in flight, to a broker that is often too busy for the large ones."""
-    broker = system.broker([*without, "slow_disk"], default_queues=1, max_pending_bytes=1 << 20)
-    with Producer(system.address, create=NewTopic("orders", 1, ordered=False), max_batch_messages=1) as producer:
+    broker = system.broker([*without, "slow_disk", "little_memory"], default_queues=1)
+    with sending(max_count=1), Producer(system.address, create=NewTopic("orders", 1, ordered=False)) as producer:
         futures: list[Future[Receipt]] = []
         for step in range(60):
             body = step.to_bytes(4, "big") + Random(step).randbytes(600_000 if step % 2 == 0 else 10)

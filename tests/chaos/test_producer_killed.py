@@ -12,7 +12,7 @@ from lanemq.wire.properties import find_stamp
 @pytest.mark.row("A10")
 def test_a_producer_killed_between_batches_leaves_a_prefix_without_a_gap(system: SystemUnderTest) -> None:
     broker = system.broker(default_queues=4)
-    producer = system.producer(ahead=5_000, keys=40, options={"max_batch_messages": 50})
+    producer = system.producer(ahead=5_000, keys=40)
     system.until("batches flow", lambda: len(system.seen("acked")) > 2_000)
     broker.stop()  # or a producer that had to wait for the machine may have everything answered when it dies
     system.until("some are under way", lambda: len(system.seen("send")) > len(system.seen("acked")))

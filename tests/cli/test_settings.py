@@ -103,9 +103,7 @@ def test_values_have_units_and_zero_says_what_it_stands_for() -> None:
     values = {line.split()[0]: " ".join(line.split()[1:]) for line in result.stdout.splitlines()[2:] if line.split()}
     expected = {
         "retention": "72h default",
-        "first-request-timeout": "30s default",
         "retention-bytes": "0: three quarters of the disk default",
-        "max-connections-per-address": "0: half of max-connections, at least 16 default",
         "segment-bytes": "268435456 (256.0 MiB) default",
         "data": "not given; the broker needs it default",
     }

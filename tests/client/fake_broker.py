@@ -19,8 +19,8 @@ from tests.wire.encoding import BatchItem, split_batch
 from lanemq.core.brokering.dedup import Duplicate, Fenced, Fresh, Gap, ProducerTable
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.net.address import Address
-from lanemq.net.peer import Peer
-from lanemq.net.server import Listener, Server
+from lanemq.net.serving.peer import Peer
+from lanemq.net.serving.server import Listener, Server
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command, Frame, decode_command, encode_response
 from lanemq.wire.compression import decompress

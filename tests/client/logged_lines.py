@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-CLIENT_LOGS = ("lanemq.client", "lanemq.net.connection", "lanemq.net.blocking")
+CLIENT_LOGS = ("lanemq.client", "lanemq.net.calling.connection", "lanemq.net.calling.blocking")
 
 
 def warnings_of_clients(caplog: pytest.LogCaptureFixture) -> list[str]:

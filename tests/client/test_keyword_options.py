@@ -65,8 +65,8 @@ def test_an_unknown_codec_is_refused_before_anything_runs(make: Make) -> None:
 
 
 def test_a_near_miss_is_answered_with_the_option_that_was_meant() -> None:
-    with pytest.raises(InvalidOption, match="did you mean linger"):
-        CLIENTS["Producer"](lingr=3)
+    with pytest.raises(InvalidOption, match="did you mean timeout"):
+        CLIENTS["Producer"](timout=3)
 
 
 def test_a_producer_has_no_client_id_to_choose() -> None:
@@ -89,7 +89,7 @@ def test_a_consumers_option_of_another_kind_is_refused_by_name(name: str, wrong:
         consumer_options(NOT_LISTENING, "g", **{name: wrong})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("name", "wrong"), [("linger", "5"), ("timeout", None), ("window", True)])
+@pytest.mark.parametrize(("name", "wrong"), [("delivery_timeout", "5"), ("timeout", None), ("buffer_bytes", True)])
 def test_a_producers_option_of_another_kind_is_refused_by_name(name: str, wrong: Any) -> None:
     with pytest.raises(InvalidOption, match=f"{name}="):
         ProducerOptions(**{name: wrong})
@@ -107,8 +107,8 @@ def test_a_start_that_no_clock_can_show_is_refused() -> None:
 
 
 def test_a_producer_takes_durations_as_whole_numbers_and_as_timedelta() -> None:
-    options = producer_options(SystemClock(), "me", timeout=3, linger=timedelta(milliseconds=5))
-    assert (options.timeout, options.linger) == (3, 0.005)
+    options = producer_options(SystemClock(), "me", timeout=3, delivery_timeout=timedelta(milliseconds=5))
+    assert (options.timeout, options.delivery_timeout) == (3, 0.005)
 
 
 def test_every_option_of_a_consumer_can_be_passed_as_a_keyword() -> None:

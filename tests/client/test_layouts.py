@@ -12,7 +12,7 @@ from lanemq.client.routing import AsyncRoutes, BlockingRoutes
 from lanemq.client.topic_route import REFRESH_MILLIS, TopicRoute
 from lanemq.model.errors import RemoteProtocolError, TopicNotFound
 from lanemq.net.address import parse_addresses
-from lanemq.net.connection import ConnectionPool
+from lanemq.net.calling.connection import ConnectionPool
 from lanemq.wire.codes import RequestCode
 
 FULL = "broker-a:4;broker-b:4"

@@ -33,7 +33,7 @@ from lanemq.testing.embedded import EmbeddedBroker
 broker = serving()
 
 PROGRAM = logging.getLogger("program")
-LOGGERS = ("lanemq.client", "lanemq.net.connection", "lanemq.net.blocking", "program")
+LOGGERS = ("lanemq.client", "lanemq.net.calling.connection", "lanemq.net.calling.blocking", "program")
 """Not all of `lanemq`: the brokers of the tests run in this process."""
 WAIT = 30.0
 
@@ -311,7 +311,7 @@ def produce(broker: FakeBroker, held: HeldLocks) -> None:
     """Everything that makes a producer call the program or its log."""
     broker.refuses = lambda body: body == b"13"
     broker.faults = lambda header, number: Fault.HANG_UP if number == 2 else None
-    codec, settings = CheckingCodec(held), {"request_timeout": 0.2, "delivery_timeout": 0.4, "timeout": 0.4}
+    codec, settings = CheckingCodec(held), {"delivery_timeout": 0.4, "timeout": 0.4}
 
     def selector(queues: Any, value: object, key: object) -> Any:
         held.check("selector")

@@ -12,7 +12,7 @@ from lanemq.client.routing import AsyncRoutes, BlockingRoutes
 from lanemq.client.topic_route import REFRESH_MILLIS, TopicRoute
 from lanemq.model.errors import ConnectFailed, TopicNotFound, TransportError
 from lanemq.net.address import Address
-from lanemq.net.connection import ConnectionPool
+from lanemq.net.calling.connection import ConnectionPool
 from lanemq.wire.codes import RequestCode
 
 NOT_LISTENING = Address("127.0.0.1", 1)

@@ -34,7 +34,7 @@ from lanemq.client.security import security_of, security_of_side
 from lanemq.core.consuming.retry_policy import DeadLetter
 from lanemq.model.errors import InvalidOption, LaneError, NotAllowed, TlsFailed, TopicNotFound
 from lanemq.net.address import Address
-from lanemq.net.server_tls import ServerTls
+from lanemq.net.serving.server_tls import ServerTls
 from lanemq.testing.embedded import EmbeddedBroker
 
 USERS = """

@@ -107,7 +107,7 @@ WITHOUT_BROKER: list[tuple[str, Call]] = [
     ("when", lambda: pull().seek_to_time("x")),
     ("create", lambda: Producer(NOWHERE, create=5)),  # type: ignore[arg-type]
     ("codec", lambda: Producer(NOWHERE, codec=5)),  # type: ignore[arg-type]
-    ("producer options: linger", lambda: Producer(NOWHERE, linger="5")),  # type: ignore[arg-type]
+    ("producer options: timeout", lambda: Producer(NOWHERE, timeout="5")),  # type: ignore[arg-type]
     ("timeout", lambda: Admin(NOWHERE, timeout="x")),  # type: ignore[arg-type]
     ("queues", made(NewTopic, name="t", queues="8")),
     ("ordered", made(NewTopic, name="t", ordered="yes")),

@@ -11,7 +11,7 @@ from tests.console.window import serving
 
 from lanemq.console import connections
 from lanemq.console.settings import ConsoleSettings
-from lanemq.net.server import ConnectionLimits
+from lanemq.net.serving.server import ConnectionLimits
 
 NOWHERE = ConsoleSettings("127.0.0.1:1", every=60)
 WAIT = 20

@@ -12,7 +12,7 @@ from tests.console.conftest import TOKEN, until
 from lanemq.console.server import console_server, listening_socket, url_of
 from lanemq.console.settings import ConsoleSettings
 from lanemq.net.address import Address
-from lanemq.net.server import ConnectionLimits
+from lanemq.net.serving.server import ConnectionLimits
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -300,7 +300,7 @@ def test_a_move_back_that_a_broker_did_not_answer_is_finished_by_the_next_one(
                 admin.move(GROUP, out=True, apply=True)
         first.stop()
         again = start(port=first.address.port)
-        assert GROUP not in again.coordinator.running.parts.groups
+        assert GROUP not in again.coordinator.running.context.groups
         assert not admin.move(GROUP, out=True).problems
         assert admin.move(GROUP, out=True, apply=True).moved
         assert admin.move(GROUP, out=True, apply=True).problems == [f"group {GROUP} is not coordinated"]

@@ -3,23 +3,28 @@
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psycopg
 import pytest
 from click.testing import CliRunner
 from tests import postgres_server
-from tests.broker.raw_client import RawClient
+from tests.broker.raw_client import BROKER, RawClient
 from tests.coordinator.conftest import GROUP, TOPIC, RunningCoordinator, Start, owned, until
 
 from lanemq import App, Message, Producer
 from lanemq.cli.main import main
 from lanemq.client.admin.coordinated import CoordinatedAdmin
 from lanemq.coordinator.entries import KnownEntries
+from lanemq.coordinator.term_gate import TermGate
 from lanemq.core.brokering.cluster.leadership import Term
 from lanemq.model.errors import UsageError
+from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis
 from lanemq.testing.embedded import EmbeddedBroker
 from lanemq.wire.codes import RequestCode, ResponseCode
+from lanemq.wire.command import Command
 
 Contend = Callable[[], RunningCoordinator]
 
@@ -72,7 +77,7 @@ def test_of_two_one_leads_and_the_other_says_who(contend: Contend, leader: Runni
         refused = client.ask(RequestCode.LOCK_BATCH_MQ)
     assert refused.code == ResponseCode.NOT_LEADER
     assert refused.ext["laneLeader"] == str(leader.address)
-    assert int(refused.ext["laneTerm"]) == leader.coordinator.running.parts.term
+    assert int(refused.ext["laneTerm"]) == leader.coordinator.running.context.term
 
 
 def test_a_leader_that_stops_hands_over_and_owners_keep_their_epochs(
@@ -113,7 +118,7 @@ def locked_row(url: str) -> Iterator[None]:
 def answers_without_a_term(running: RunningCoordinator, url: str) -> bool:
     """Whether a leader still answers as one after its state has confirmed nothing for longer than a term."""
     with RawClient(str(running.address)) as client, locked_row(url):
-        term = running.coordinator.running.parts.term
+        term = running.coordinator.running.context.term
         clock = running.coordinator._clock
         begin = clock.now()
         until(lambda: clock.now() > begin + 3_000)
@@ -157,6 +162,39 @@ def test_an_answer_that_was_made_in_the_term_does_not_leave_after_it(leader: Run
             assert client.socket.recv(100) == b""
 
 
+def test_a_request_that_waited_in_a_frozen_process_is_not_carried_out(leader: RunningCoordinator) -> None:
+    handled, aborted = list[Command](), list[bool]()
+    context, term = leader.coordinator.running.context, leader.coordinator._store.term
+    gate = TermGate(lambda _, request: handled.append(request), context, lambda _: None)
+    peer: Any = SimpleNamespace(abort=lambda: aborted.append(True))
+    gate(peer, Command(RequestCode.LOCK_BATCH_MQ, 1))
+    assert term is not None
+    term.end("it has run out meanwhile")
+    gate(peer, Command(RequestCode.LOCK_BATCH_MQ, 2))
+    assert [request.opaque for request in handled] == [1]
+    assert aborted == [True]
+
+
+def test_a_member_that_leaves_a_coordinator_after_its_term_changes_nothing(leader: RunningCoordinator) -> None:
+    """A coordinator that was frozen finds its connections closed. Another one has the leases."""
+    reign, term = leader.coordinator.running, leader.coordinator._store.term
+    assert term is not None
+    with RawClient(str(leader.address)) as client:
+        client.heartbeat("one", GROUP, {TOPIC: "*"}, laneExpiryMillis="5000")
+        until(lambda: client.lane_lock("one", TOPIC, group=GROUP, laneKeepAliveMillis="800").lane_leases)
+        queue = MessageQueue(TOPIC, BROKER, 0)
+        before = reign.context.locks.latest(GROUP, queue)
+        (peer,) = [each for each in reign.server.peers if each.remote.port == client.socket.getsockname()[1]]
+
+        def late() -> None:
+            term.end("it has run out meanwhile")
+            reign.server.dispatcher.closed(peer)
+
+        leader.loop.call_soon_threadsafe(late)
+        until(lambda: leader.coordinator.leads and leader.coordinator.running is not reign)
+    assert reign.context.locks.latest(GROUP, queue) == before
+
+
 # a state that goes back
 
 _SAVED = ("leases", "kv", "offsets")
@@ -181,13 +219,15 @@ def go_back(url: str) -> Callable[[], None]:
 
 def epochs_around_a_loss(leader: RunningCoordinator, url: str) -> tuple[int, int]:
     """The epoch of an owner of whom the database forgets, and that of the next one."""
-    back = go_back(url)
     with RawClient(str(leader.address)) as client:
+        assert owned(client, "earlier")
+        client.unlock("earlier", TOPIC, group=GROUP)
+        back = go_back(url)
         first = owned(client, "one")
         client.unlock("one", TOPIC, group=GROUP)
-    before = leader.coordinator.running.parts.term
+    before = leader.coordinator.running.context.term
     back()
-    until(lambda: leader.coordinator.leads and leader.coordinator.running.parts.term > before)
+    until(lambda: leader.coordinator.leads and leader.coordinator.running.context.term > before)
     with RawClient(str(leader.address)) as client:
         return first, owned(client, "two")
 
@@ -215,7 +255,7 @@ def test_a_member_that_was_granted_a_higher_epoch_raises_the_floor(leader: Runni
 def test_a_member_that_has_seen_a_higher_term_makes_the_leader_begin_one_above_it(leader: RunningCoordinator) -> None:
     with RawClient(str(leader.address)) as client, contextlib.suppress(OSError, EOFError, AssertionError):
         client.heartbeat("one", GROUP, {TOPIC: "*"}, laneTerm="50")
-    until(lambda: leader.coordinator.leads and leader.coordinator.running.parts.term > 50)
+    until(lambda: leader.coordinator.leads and leader.coordinator.running.context.term > 50)
 
 
 def test_a_leader_of_a_state_that_may_have_lost_changes_ends_all_leases_and_waits(
@@ -237,12 +277,12 @@ def test_a_leader_of_a_state_that_may_have_lost_changes_ends_all_leases_and_wait
 
 
 def test_what_is_left_of_a_former_term_writes_nothing_in_the_next_one(leader: RunningCoordinator) -> None:
-    rows, before = leader.coordinator.running.parts.state, leader.coordinator.running.parts.term
+    rows, before = leader.coordinator.running.context.state, leader.coordinator.running.context.term
     leader.coordinator._store.term.end("for the test")  # type: ignore[union-attr]
-    until(lambda: leader.coordinator.leads and leader.coordinator.running.parts.term > before)
+    until(lambda: leader.coordinator.leads and leader.coordinator.running.context.term > before)
     with pytest.raises(Exception, match="does not lead any more"):
         rows.put("name", "late")
-    assert leader.coordinator.running.parts.state.get("name") is None
+    assert leader.coordinator.running.context.state.get("name") is None
 
 
 # refusals

@@ -138,7 +138,7 @@ def test_the_rest_of_many_producers_is_reported_although_no_message_follows(
     app = member(cluster.address, seen)
     app.start()
     until(lambda: len(seen) == 3)
-    table = moved.coordinator.running.parts.progress
+    table = moved.coordinator.running.context.progress
     until(lambda: (known := table.at(GROUP, seen[0].queue).seen) is not None and len(known.stamps) == 3)
     app.stop()
 

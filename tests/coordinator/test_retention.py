@@ -86,7 +86,7 @@ def test_a_clock_that_is_behind_that_of_the_broker_is_named_and_copies_come_in_t
 ) -> None:
     """With the coordinator's own clock, two days behind, nothing would be old enough."""
     copy_all(monkeypatch, True)
-    clock = moved.coordinator.running.parts.clock
+    clock = moved.coordinator.running.context.clock
     wall = clock.wall
     monkeypatch.setattr(clock, "wall", lambda: wall() - 2 * 24 * 3_600_000)
     park(cluster, 3)
@@ -151,5 +151,5 @@ def test_one_long_lane_is_not_copied_far_beyond_the_bound(
     park(cluster, 100)
     monkeypatch.setattr("lanemq.coordinator.watch.PARKED_EVERY_MS", 100)
     until(lambda: copies.is_full)
-    (lane,) = next(iter(moved.coordinator.running.parts.progress.parked())).lanes.values()
+    (lane,) = next(iter(moved.coordinator.running.context.progress.parked())).lanes.values()
     assert lane.copied < one_read

@@ -59,7 +59,7 @@ def test_members_are_told_of_locks_that_came_and_not_of_those_that_another_clien
         client.heartbeat("one", GROUP, {TOPIC: "*"}, laneExpiryMillis="5000")
         until(lambda: client.lane_lock("one", TOPIC, queues=(1,), group=GROUP).lane_leases)
         told: list[str] = []
-        monkeypatch.setattr(parts.parts.notices, "group_changed", told.extend)
+        monkeypatch.setattr(parts.context.notices, "group_changed", told.extend)
         rounds = [0]
         lock = parts.watch._link.lock
 

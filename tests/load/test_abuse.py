@@ -34,7 +34,7 @@ from tests.wire.encoding import encode_batch
 
 from lanemq.model.errors import LaneError
 from lanemq.net.address import Address, parse_address
-from lanemq.net.blocking import BlockingConnection
+from lanemq.net.calling.blocking import BlockingConnection
 from lanemq.net.security import OPEN, Security, TlsOptions
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command

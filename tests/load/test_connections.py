@@ -53,8 +53,7 @@ def wait_for_files(system: SystemUnderTest, broker: Child, true: Callable[[int],
 @pytest.mark.usefixtures("descriptors")
 def test_thousands_of_idle_connections_cost_little_and_do_not_slow_others_down(system: SystemUnderTest) -> None:
     # All of them come from one address, and none ever sends a request.
-    limits = {"max_connections": 3 * IDLE, "max_connections_per_address": 2 * IDLE}
-    broker = system.broker(default_queues=1, **limits, first_request_timeout=600.0)
+    broker = system.broker(["patient_server"], default_queues=1, max_connections=3 * IDLE)
     with RawClient(system.address) as raw:
         raw.send("T")
         alone, cost_alone = ask(raw, broker)

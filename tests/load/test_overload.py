@@ -17,8 +17,7 @@ SENDERS = 4
 EACH = 120
 BODY = bytes(256 * 1024)
 WINDOW = 8
-PENDING = MIB
-GROWTH_BYTES = PENDING + SENDERS * WINDOW * len(BODY) + 48 * MIB
+GROWTH_BYTES = MIB + SENDERS * WINDOW * len(BODY) + 48 * MIB
 """What may wait for the disk, what may be under way in sockets, and room for the allocator."""
 
 
@@ -52,7 +51,7 @@ class Sender(threading.Thread):
 @pytest.mark.slow
 def test_at_five_times_its_capacity_the_broker_answers_busy_within_its_memory(system: SystemUnderTest) -> None:
     """A disk that takes half a second for every flush is easily overrun. Leases must be renewed all the same."""
-    broker = system.broker(["stalling_disk"], default_queues=SENDERS, max_pending_bytes=PENDING)
+    broker = system.broker(["stalling_disk", "little_memory"], default_queues=SENDERS)
     with RawClient(system.address) as raw:
         raw.create("T", SENDERS)
         raw.lane_lock("owner")

@@ -55,7 +55,7 @@ def test_a_backup_under_load_has_everything_acknowledged_before_it_in_order(star
     raw.create("T", 1)
     acknowledged = sent(raw, "T", 0, 100)
     raw.commit(40)
-    until("the offset is saved", lambda: running.tick() or ProgressRows(running.broker.running.parts.state).offsets())
+    until("the offset is saved", lambda: running.tick() or ProgressRows(running.broker.running.context.state).offsets())
     stop, more = threading.Event(), running.connect()
 
     def load() -> None:

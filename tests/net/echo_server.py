@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
 from lanemq.net.address import Address
-from lanemq.net.peer import Peer
-from lanemq.net.server import Listener, Server
+from lanemq.net.serving.peer import Peer
+from lanemq.net.serving.server import Listener, Server
 from lanemq.wire.command import Command, Frame, decode_command, encode_command, encode_response
 
 

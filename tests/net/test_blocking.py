@@ -11,7 +11,7 @@ from tests.net.echo_server import EchoServer
 
 from lanemq.model.errors import ConnectFailed, ConnectionLost, LaneError, RemoteProtocolError, RequestTimedOut
 from lanemq.net.address import Address
-from lanemq.net.blocking import BlockingConnection, DuplexConnection
+from lanemq.net.calling.blocking import BlockingConnection, DuplexConnection
 from lanemq.wire.command import Command
 
 

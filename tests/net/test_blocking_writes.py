@@ -11,9 +11,9 @@ import pytest
 from tests.net.call_each import call_each
 
 from lanemq.model.errors import ConnectionLost, LaneError
-from lanemq.net import blocking
 from lanemq.net.address import Address
-from lanemq.net.blocking import REPLIES_TOGETHER, BlockingConnection, DuplexConnection
+from lanemq.net.calling import blocking
+from lanemq.net.calling.blocking import REPLIES_TOGETHER, BlockingConnection, DuplexConnection
 from lanemq.wire.command import RESPONSE_BIT, Command, FrameDecoder, encode_command
 
 MUCH = bytes(32 * 1024 * 1024)

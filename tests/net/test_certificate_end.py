@@ -9,8 +9,8 @@ from tests.certificates import Authority
 from lanemq.clock import SystemClock
 from lanemq.model.errors import InvalidOption
 from lanemq.model.units import Millis
-from lanemq.net.certificate_end import EXPIRED, SOON_MS, certificate_end, end_problem
-from lanemq.net.server_tls import ServerTls, TlsDetector
+from lanemq.net.serving.certificate_end import EXPIRED, SOON_MS, certificate_end, end_problem
+from lanemq.net.serving.server_tls import ServerTls, TlsDetector
 
 DAY = 86_400_000
 

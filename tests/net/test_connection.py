@@ -12,8 +12,8 @@ from lanemq import App, Producer
 from lanemq.core.brokering.refusals import RefusalReason
 from lanemq.model.errors import Closed, ConnectFailed, ConnectionLost, InvalidOption, RequestTimedOut
 from lanemq.net.address import Address, parse_address, parse_addresses
-from lanemq.net.connection import Connection, ConnectionPool, open_connection
-from lanemq.net.server import ConnectionLimits
+from lanemq.net.calling.connection import Connection, ConnectionPool, open_connection
+from lanemq.net.serving.server import ConnectionLimits
 from lanemq.wire.command import Command
 
 

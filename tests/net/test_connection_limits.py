@@ -9,10 +9,10 @@ import pytest
 from tests.net.echo_server import EchoServer
 
 from lanemq.core.brokering.refusals import RefusalReason
-from lanemq.net import server
 from lanemq.net.address import origin_of
-from lanemq.net.descriptors import MIN_CONNECTIONS, connections_within, open_files_limit, raise_soft_limit
-from lanemq.net.server import ConnectionLimits
+from lanemq.net.serving import server
+from lanemq.net.serving.descriptors import MIN_CONNECTIONS, connections_within, open_files_limit, raise_soft_limit
+from lanemq.net.serving.server import ConnectionLimits
 from lanemq.wire.command import Command, FrameDecoder, encode_command
 
 PATIENT = 60.0

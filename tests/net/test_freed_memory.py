@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-from lanemq.net.freed_memory import keep_freed_memory
+from lanemq.net.serving.freed_memory import keep_freed_memory
 
 ANSWERS = """
 import resource, sys
-from lanemq.net.freed_memory import keep_freed_memory
+from lanemq.net.serving.freed_memory import keep_freed_memory
 
 def answer():
     parts = [bytes([1]) * 65_536 for _ in range(64)]

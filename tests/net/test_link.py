@@ -4,7 +4,7 @@ import pytest
 
 from lanemq.model.errors import RemoteProtocolError
 from lanemq.net.address import Address
-from lanemq.net.link import Link
+from lanemq.net.calling.link import Link
 from lanemq.net.security import OPEN
 from lanemq.wire.command import Command, FrameDecoder, decode_command, encode_command
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Coroutine
 import pytest
 from tests.net.test_server_reads import Wire, request
 
-from lanemq.net.loop_slices import COSTLY_BYTES, SLICE_NS, LoopSlices, RecentCost
-from lanemq.net.peer import Peer
-from lanemq.net.server import Server
+from lanemq.net.serving.loop_slices import COSTLY_BYTES, SLICE_NS, LoopSlices, RecentCost
+from lanemq.net.serving.peer import Peer
+from lanemq.net.serving.server import Server
 from lanemq.wire.command import Frame, decode_command, encode_response
 
 

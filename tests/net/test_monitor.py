@@ -16,9 +16,9 @@ from tests.chaos.members import until
 from lanemq.clock import SystemClock
 from lanemq.model.errors import LaneError
 from lanemq.model.figures import Distribution, Kind, Metric, MetricSample, labels_of
-from lanemq.net import monitor
 from lanemq.net.address import Address
-from lanemq.net.monitor import Monitor
+from lanemq.net.serving import monitor
+from lanemq.net.serving.monitor import Monitor
 
 TEMPERATURE = Metric("lanemq_temperature", Kind.GAUGE, "Of something.", ("place",))
 

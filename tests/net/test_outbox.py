@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from lanemq.net.outbox import Outbox
+from lanemq.net.serving.outbox import Outbox
 
 
 class Iteration:

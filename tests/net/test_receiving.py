@@ -10,8 +10,8 @@ import uvloop
 from tests.net.call_each import call_each
 from tests.net.echo_server import EchoServer
 
-from lanemq.net.blocking import BlockingConnection, DuplexConnection
-from lanemq.net.connection import open_connection
+from lanemq.net.calling.blocking import BlockingConnection, DuplexConnection
+from lanemq.net.calling.connection import open_connection
 from lanemq.net.receiving import FIRST_READ_BYTES, READ_BYTES, received, space_for
 from lanemq.wire.command import Command, Frame, FrameDecoder, pack_frame
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from tests.net.wire import Wire
 
-from lanemq.net.peer import Peer
-from lanemq.net.server import Server
+from lanemq.net.serving.peer import Peer
+from lanemq.net.serving.server import Server
 from lanemq.wire.command import Command, Frame, decode_command, encode_command, encode_response
 
 

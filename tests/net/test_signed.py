@@ -9,10 +9,10 @@ import pytest
 from tests.net.call_each import call_each
 from tests.net.echo_server import EchoServer
 
-from lanemq.net.blocking import BlockingConnection, DuplexConnection
-from lanemq.net.connection import open_connection
-from lanemq.net.peer import Peer
+from lanemq.net.calling.blocking import BlockingConnection, DuplexConnection
+from lanemq.net.calling.connection import open_connection
 from lanemq.net.security import Security, request_encoder
+from lanemq.net.serving.peer import Peer
 from lanemq.wire.command import Command, Frame, decode_command, encode_command
 from lanemq.wire.signing import Credentials, is_signed
 

@@ -21,13 +21,13 @@ from lanemq.core.brokering.refusals import RefusalReason
 from lanemq.model.errors import ConnectionLost, InvalidOption, TlsFailed
 from lanemq.model.units import Millis
 from lanemq.net.address import Address
-from lanemq.net.blocking import BlockingConnection, DuplexConnection, connect
-from lanemq.net.connection import open_connection
+from lanemq.net.calling.blocking import BlockingConnection, DuplexConnection, connect
+from lanemq.net.calling.connection import open_connection
+from lanemq.net.calling.tls_socket import TlsSocket
 from lanemq.net.fresh_file import FreshFile
 from lanemq.net.security import Security, TlsOptions, client_context
-from lanemq.net.server import ConnectionLimits
-from lanemq.net.server_tls import ServerTls, TlsDetector, TlsMode
-from lanemq.net.tls_socket import TlsSocket
+from lanemq.net.serving.server import ConnectionLimits
+from lanemq.net.serving.server_tls import ServerTls, TlsDetector, TlsMode
 from lanemq.wire.command import Command
 
 ECHO = EchoServer.ECHO

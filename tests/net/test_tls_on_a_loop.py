@@ -11,7 +11,7 @@ from tests.certificates import new_authority
 
 from lanemq.model.errors import TlsFailed
 from lanemq.net.address import Address
-from lanemq.net.connection import open_connection
+from lanemq.net.calling.connection import open_connection
 from lanemq.net.security import Security, TlsOptions
 
 PATIENCE = 10.0

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lanemq.net.unfinished_frames import UnfinishedFrames
+from lanemq.net.serving.unfinished_frames import UnfinishedFrames
 
 MIB = 1 << 20
 

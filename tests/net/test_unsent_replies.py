@@ -1,6 +1,6 @@
 """When unsent replies take too much memory, connections of those who do not read are closed."""
 
-from lanemq.net.unsent_replies import MEASURED_EVERY, UnsentReplies
+from lanemq.net.serving.unsent_replies import MEASURED_EVERY, UnsentReplies
 
 
 class Clients:

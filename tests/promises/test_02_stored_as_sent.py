@@ -44,7 +44,7 @@ def stored_steps(proxied: ProxiedBroker) -> dict[str, list[str]]:
 
 def send_over_a_bad_wire(proxied: ProxiedBroker) -> None:
     """Pipelined sends; in every round the broker's answers are lost and the connection is cut."""
-    with Producer(proxied.address, create=FOUR_QUEUES, max_batch_messages=7) as producer:
+    with Producer(proxied.address, create=FOUR_QUEUES) as producer:
         producer.send(TOPIC, 0, key="k0")
         lost = 0
         for start in range(1, ROUNDS * PER_ROUND, PER_ROUND):

@@ -8,7 +8,7 @@ from tests.chaos.system import TOPIC
 
 from lanemq.client.producer.producer import Producer
 from lanemq.net.address import parse_address
-from lanemq.net.blocking import BlockingConnection
+from lanemq.net.calling.blocking import BlockingConnection
 from lanemq.testing.embedded import EmbeddedBroker
 from lanemq.wire.bodies import LockRequest, QueueBody
 from lanemq.wire.codes import RequestCode, ResponseCode

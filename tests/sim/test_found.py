@@ -19,7 +19,7 @@ from lanemq.core.consuming.scheduler import LaneScheduler
 from lanemq.history import History
 from lanemq.model.errors import BrokerReadOnly
 from lanemq.net.address import Address
-from lanemq.net.connection import open_connection
+from lanemq.net.calling.connection import open_connection
 from lanemq.testing.sim.plan import plan_of
 from lanemq.testing.sim.run import run_plan
 from lanemq.wire.codes import ResponseCode

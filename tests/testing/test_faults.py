@@ -11,7 +11,7 @@ from lanemq.testing.plugin import _wants_own_broker
 
 
 def test_a_paused_broker_answers_when_it_is_resumed(lanemq_broker: EmbeddedBroker, lanemq_topic: str) -> None:
-    with Producer(lanemq_broker.address, request_timeout=60) as producer:
+    with Producer(lanemq_broker.address) as producer:
         producer.send(lanemq_topic, 1, key="k")
         lanemq_broker.pause()
         sent = producer.submit(lanemq_topic, 2, key="k")

@@ -160,38 +160,6 @@ cdef inline bint _is_ascii(Bytes at, Py_ssize_t size) noexcept:
     return seen < 0x80
 
 
-def scan_batch(body, Py_ssize_t most):
-    """Twin of `wire.batch.scan_batch`."""
-    found = _scan_batch(body, most) if type(body) is bytes else None
-    return references["scan_batch"](body, most) if found is None else found
-
-
-cdef tuple _scan_batch(bytes body, Py_ssize_t most):
-    cdef Bytes whole = <Bytes>PyBytes_AS_STRING(body)
-    cdef Py_ssize_t position = 0, end = PyBytes_GET_SIZE(body), count = 0, largest = 0, longest = 0, text_at
-    cdef int64_t size, length, text_length
-    cdef int found = 0
-    cdef bytes first = None
-    while position + BATCH_FRAME <= end:
-        size = <int32_t>lane_get32(whole + position)
-        length = <int32_t>lane_get32(whole + position + 16)
-        if length < 0 or size > end - position or BATCH_FRAME + length > size:
-            return None
-        text_at = position + BATCH_FRAME + <Py_ssize_t>length
-        text_length = <short>lane_get16(whole + text_at - 2)
-        if BATCH_FRAME + length + text_length != size or not _is_ascii(whole + text_at, <Py_ssize_t>text_length):
-            return None
-        if first is None:
-            first = PyBytes_FromStringAndSize(<char *>whole + text_at, <Py_ssize_t>text_length)
-        count += 1
-        if count > most:
-            return None
-        largest, longest = max(largest, <Py_ssize_t>length), max(longest, <Py_ssize_t>text_length)
-        found |= _apart(whole + text_at, <Py_ssize_t>text_length)
-        position += <Py_ssize_t>size
-    return (count, largest, longest, found, first) if position == end and count else None
-
-
 def all_stamped(body, bytes prefix not None, sequence):
     """Twin of `wire.batch.all_stamped`, for a body that `scan_batch` has accepted; the lengths are checked again."""
     if type(body) is not bytes or not 0 <= sequence < 1 << 60:
@@ -352,7 +320,6 @@ TWINS = {
     "wire.command.BodyBuffer": BodyBuffer,
     "wire.command.split_frames": split_frames,
     "wire.batch.batch_parts": batch_parts,
-    "wire.batch.scan_batch": scan_batch,
     "wire.batch.all_stamped": all_stamped,
     "wire.batch.weigh": weigh,
     "wire.properties.following_stamps": following_stamps,

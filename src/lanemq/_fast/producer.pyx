@@ -268,14 +268,6 @@ def total_size(messages):
     return total
 
 
-def batch_weights(messages, too_large):
-    """Twin of `client.producer.batches.batch_weights`."""
-    return [
-        (<QuickMessage>message).size if isinstance(message, QuickMessage) else too_large if message.alone else message.size
-        for message in messages
-    ]
-
-
 def batch_body(messages, str stamp not None, sequence):
     """Twin of `client.producer.batches.batch_body`."""
     body = _batch_body(messages, stamp, sequence) if type(messages) is tuple and 0 <= sequence < 1 << 60 else None
@@ -517,6 +509,5 @@ TWINS = {
     "client.producer.receipts.ReceiptTable": ReceiptTable,
     "client.producer.outcomes.settle": settle,
     "client.producer.batches.total_size": total_size,
-    "client.producer.batches.batch_weights": batch_weights,
     "client.producer.inbox.Intake": Intake,
 }

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from lanemq.broker.charges import Charges
 from lanemq.broker.config import BrokerOptions
 from lanemq.broker.connections import Connections
 from lanemq.broker.context import BrokerContext, Counters
-from lanemq.broker.dispatch import Dispatch
+from lanemq.broker.dispatch import Dispatch, Handler
 from lanemq.broker.group_queues import OwnQueues
 from lanemq.broker.handlers.bounds import BoundsHandler
 from lanemq.broker.handlers.groups import GroupHandler
@@ -62,15 +62,15 @@ from lanemq.log.store import Store
 from lanemq.model.errors import StorageError
 from lanemq.model.units import to_millis
 from lanemq.net.address import Address
-from lanemq.net.descriptors import DescriptorReserve
-from lanemq.net.loop_slices import LoopSlices
-from lanemq.net.outbox import Outbox
-from lanemq.net.server import ConnectionLimits, Listener, Server
-from lanemq.net.server_tls import TlsDetector
+from lanemq.net.serving.descriptors import DescriptorReserve
+from lanemq.net.serving.loop_slices import LoopSlices
+from lanemq.net.serving.outbox import Outbox
+from lanemq.net.serving.server import ConnectionLimits, Listener, Server
+from lanemq.net.serving.server_tls import TlsDetector
 from lanemq.wire.record import RecordView, pack_host
 
 if TYPE_CHECKING:
-    from lanemq.net.monitor import Monitor
+    from lanemq.net.serving.monitor import Monitor
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ class Broker:
     @property
     def read_only(self) -> bool:
         """Whether a failed write has stopped sends; reads continue."""
-        return self.running.parts.group_commit.failure is not None
+        return self.running.context.group_commit.failure is not None
 
     async def start(self) -> None:
         """Recover what is on disk, then listen; returns when clients can connect."""
@@ -138,30 +138,30 @@ class Broker:
 
     async def stop(self) -> None:
         """Stop cleanly: everything accepted is on disk, and the next start needs no recovery."""
-        running, parts = self.running, self.running.parts
+        running, context = self.running, self.running.context
         if self._health is not None:
             self._health.stopping()
-        parts.stopping = True
+        context.stopping = True
         running.ticking.cancel()
         await asyncio.gather(running.ticking, return_exceptions=True)
         running.server.stop_accepting()
         running.pull.release_all()
-        await parts.group_commit.drained()
-        await parts.search_thread.call(_nothing)  # after all submitted jobs, so that their outcomes are handled
-        await parts.thread.call(_nothing)
-        await parts.row_thread.call(_nothing)
+        await context.group_commit.drained()
+        await context.search_thread.call(_nothing)  # after all submitted jobs, so that their outcomes are handled
+        await context.thread.call(_nothing)
+        await context.row_thread.call(_nothing)
         running.checkpoints.stop()
         await running.server.close()
         saved = False
         try:
-            parts.progress_keeper.save_now()
+            context.progress_keeper.save_now()
             running.checkpoints.save_now()
             saved = True
         finally:
-            for thread in (parts.search_thread, parts.thread, parts.row_thread):
+            for thread in (context.search_thread, context.thread, context.row_thread):
                 thread.stop()
-            parts.recording.close()
-            parts.store.close(unsaved_stamps(parts.producers), clean=saved)
+            context.recording.close()
+            context.store.close(unsaved_stamps(context.producers), clean=saved)
             self.close_monitor()
         log.info("stopped %s", "read-only, after a failed write" if self.read_only else "cleanly")
 
@@ -186,54 +186,24 @@ class Broker:
     def _assemble(
         self, store: Store, threads: "Threads", recording: Recording, tables: Tables, space_reserve: SpaceReserve
     ) -> "Running":
-        parts = self._new_parts(store, threads, recording, tables)
-        figures, answers = Figures(parts), LongAnswers(parts.slices, parts.clock)
-        send, pull, groups = SendHandler(parts), PullHandler(parts), GroupHandler(parts, answers)
-        handlers = (
-            send,
-            pull,
-            LockHandler(parts, answers),
-            OffsetHandler(parts),
-            BoundsHandler(parts),
-            OwnerParkingHandler(parts),
-            OperatorParkingHandler(parts, answers),
-            groups,
-            RouteHandler(parts),
-            TopicHandler(parts, pull.topic_deleted, answers),
-            RetryHandler(parts, answers),
-            ReplyHandler(parts),
-            QueryHandler(parts),
-            ProgressHandler(parts, answers),
-            StatsHandler(parts, figures, answers),
-            ResetHandler(parts, pull.group_moved, answers),
-        )
-        audit = Audit(self._clock)
-        served = [handler.table() for handler in handlers]
-        refusals = parts.counters.refusals
-        dispatch = Dispatch(served, parts.notices.answered, refusals, ADMINISTRATIVE, audit.watched, self._clock)
-        guard = None if self.options.users is None else self._new_guard(dispatch, parts, audit)
+        context = self._new_context(store, threads, recording, tables)
+        figures, answers = Figures(context), LongAnswers(context.slices, context.clock)
+        send, pull, groups = SendHandler(context), PullHandler(context), GroupHandler(context, answers)
+        served = [send.table(), pull.table(), groups.table(), *_other_tables(context, answers, pull, figures)]
+        audit, refusals = Audit(self._clock), context.counters.refusals
+        dispatch = Dispatch(served, context.notices.answered, refusals, ADMINISTRATIVE, audit.watched, self._clock)
+        guard = None if self.options.users is None else self._new_guard(dispatch, context, audit)
         if guard is not None:
-            parts.users = guard.users
+            context.users = guard.users
         store_sends = send.store_sends if guard is None else None
         handle = dispatch if guard is None else guard
-        connections = Connections(parts, handle, groups, store_sends=store_sends, on_closed=pull.disconnected)
-        server = self._new_server(parts, connections)
-        checkpoints = Checkpoints(
-            self.options,
-            self._clock,
-            store=store,
-            row_thread=threads.rows,
-            search_thread=threads.search,
-            group_commit=parts.group_commit,
-            topic_keeper=parts.topic_keeper,
-            producers=parts.producers,
-            delays=parts.delays,
-            slices=parts.slices,
-        )
-        housekeeping = Housekeeping(parts, pull, checkpoints, server, space_reserve)
+        connections = Connections(context, handle, groups, store_sends=store_sends, on_closed=pull.disconnected)
+        server = self._new_server(context, connections)
+        checkpoints = _new_checkpoints(context)
+        housekeeping = Housekeeping(context, pull, checkpoints, server, space_reserve)
         ticking = asyncio.create_task(housekeeping.run(), name="lanemq-housekeeping")
         return Running(
-            parts,
+            context,
             server,
             _nothing if guard is None else guard.reload,
             pull,
@@ -244,7 +214,7 @@ class Broker:
             ticking,
         )
 
-    def _new_parts(self, store: Store, threads: "Threads", recording: Recording, tables: Tables) -> BrokerContext:
+    def _new_context(self, store: Store, threads: "Threads", recording: Recording, tables: Tables) -> BrokerContext:
         options, clock = self.options, self._clock
         advertised = Address(options.advertised_host, self.address.port)
         polls: LongPolls[HeldPull] = LongPolls()
@@ -257,7 +227,6 @@ class Broker:
             threads.log,
             clock,
             pack_host(*advertised),
-            options.max_pending_bytes,
             rows=topic_rows,
             refusals=counters.refusals,
             outbox=outbox,
@@ -284,15 +253,7 @@ class Broker:
             queues=OwnQueues(options.name, tables.topics, topic_keeper),
             counters=counters,
             low_space=LowSpace(options.min_free_bytes),
-            charges=Charges(
-                clock,
-                counters.refusals,
-                GroupUse({*tables.groups, *tables.progress.table.groups(), *tables.locks.groups()}, now=clock.now()),
-                by_user=options.users is not None,
-                topics=tables.topics,
-                progress=tables.progress.table,
-                locks=tables.locks,
-            ),
+            charges=_new_charges(tables, counters, clock, by_user=options.users is not None),
             members=tables.members,
             groups=tables.groups,
             locks=tables.locks,
@@ -336,32 +297,30 @@ class Broker:
         """Simulations override this with one that needs no socket."""
         return Listener(self.options.listen)
 
-    def _new_server(self, parts: BrokerContext, connections: Connections) -> Server:
+    def _new_server(self, context: BrokerContext, connections: Connections) -> Server:
         """Simulations override this with one on a simulated network."""
         return Server(
             connections,
-            limits=self._connection_limits(parts.reserve),
-            refusals=parts.counters.refusals,
-            joining=parts.counters.joining,
-            reads=parts.group_commit,
-            outbox=parts.outbox,
-            tls_detector=parts.tls,
+            limits=self._connection_limits(context.reserve),
+            refusals=context.counters.refusals,
+            joining=context.counters.joining,
+            reads=context.group_commit,
+            outbox=context.outbox,
+            tls_detector=context.tls,
         )
 
     def _connection_limits(self, reserve: DescriptorReserve) -> ConnectionLimits:
         """The limits of the options, lowered if the process may not open that many files beside those of the log."""
-        options, total = self.options, reserve.connections()
-        per_address = options.max_connections_per_address
-        return ConnectionLimits(total, per_address, options.first_request_timeout, signed=options.users is not None)
+        return ConnectionLimits(reserve.connections(), signed=self.options.users is not None)
 
-    def _new_guard(self, dispatch: Dispatch, parts: BrokerContext, audit: Audit) -> Guard:
+    def _new_guard(self, dispatch: Dispatch, context: BrokerContext, audit: Audit) -> Guard:
         users = self.options.users
         assert users is not None
 
         def topic_at(position: int) -> str:
-            return RecordView(parts.store.read_at(position)).topic
+            return RecordView(context.store.read_at(position)).topic
 
-        return Guard(users, dispatch, topic_at, self._clock, parts.counters.refusals, audit.refused)
+        return Guard(users, dispatch, topic_at, self._clock, context.counters.refusals, audit.refused)
 
     def _open_history(self) -> Recording:
         folder, name, now = self.options.history, f"broker-{self.options.name}", nanoseconds_of(self._clock)
@@ -382,7 +341,7 @@ class Threads(NamedTuple):
 class Running:
     """Everything that works in a started broker."""
 
-    parts: BrokerContext
+    context: BrokerContext
     server: Server
     reload_users: Callable[[], None]
     pull: PullHandler
@@ -422,4 +381,54 @@ def _store_options(options: BrokerOptions) -> StoreOptions:
         retention_ms=max(1, to_millis(options.retention)),
         retention_bytes=log_limit(options.retention_bytes, options.segment_bytes, _disk_size(options.data)),
         recover=options.recover,
+    )
+
+
+def _other_tables(
+    context: BrokerContext, answers: LongAnswers, pull: PullHandler, figures: Figures
+) -> list[Mapping[int, Handler]]:
+    """What the handlers serve that only the dispatcher knows."""
+    handlers = (
+        LockHandler(context, answers),
+        OffsetHandler(context),
+        BoundsHandler(context),
+        OwnerParkingHandler(context),
+        OperatorParkingHandler(context, answers),
+        RouteHandler(context),
+        TopicHandler(context, pull.topic_deleted, answers),
+        RetryHandler(context, answers),
+        ReplyHandler(context),
+        QueryHandler(context),
+        ProgressHandler(context, answers),
+        StatsHandler(context, figures, answers),
+        ResetHandler(context, pull.group_moved, answers),
+    )
+    return [handler.table() for handler in handlers]
+
+
+def _new_checkpoints(context: BrokerContext) -> Checkpoints:
+    return Checkpoints(
+        context.clock,
+        store=context.store,
+        row_thread=context.row_thread,
+        search_thread=context.search_thread,
+        group_commit=context.group_commit,
+        topic_keeper=context.topic_keeper,
+        producers=context.producers,
+        delays=context.delays,
+        slices=context.slices,
+    )
+
+
+def _new_charges(tables: Tables, counters: Counters, clock: Clock, *, by_user: bool) -> Charges:
+    progress, locks = tables.progress.table, tables.locks
+    groups = {*tables.groups, *progress.groups(), *locks.groups()}
+    return Charges(
+        clock,
+        counters.refusals,
+        GroupUse(groups, now=clock.now()),
+        by_user=by_user,
+        topics=tables.topics,
+        progress=progress,
+        locks=locks,
     )

@@ -13,7 +13,7 @@ from lanemq.core.brokering.quotas import MIN_QUEUES, GroupUse, OverQuota, Quota,
 from lanemq.core.brokering.refusals import RefusalCounts, RefusalReason
 from lanemq.core.brokering.topic_table import MAX_QUEUES, TopicTable
 from lanemq.model.errors import BrokerBusy, BrokerRefused
-from lanemq.net.peer import Peer
+from lanemq.net.serving.peer import Peer
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.signing import ACCESS_KEY

@@ -8,7 +8,7 @@ from lanemq.core.brokering.topic_table import MAX_QUEUES
 from lanemq.model.errors import InvalidOption
 from lanemq.model.names import DEFAULT_BROKER_NAME
 from lanemq.net.address import Address
-from lanemq.net.server_tls import ServerTls
+from lanemq.net.serving.server_tls import ServerTls
 
 MEBIBYTE = 1024 * 1024
 UNKNOWN_ORIGIN = "set at its start"
@@ -72,28 +72,13 @@ class BrokerOptions:
     """Largest message body in bytes (RocketMQ: maxMessageSize)."""
 
     max_connections: int = 10_000
-    """Connections at once; further ones are closed immediately. Fewer if the process may not open that many files
-    beside those of the log; then the newest are closed when the log gains files."""
-
-    max_connections_per_address: int = 0
-    """Connections of one address, or of one /64 network of IPv6 addresses; 0: half of `max_connections`. Small: many
-    clients behind one proxy are refused."""
-
-    first_request_timeout: float = 30.0
-    """Seconds within which a connection must send its first request, with `users` a correctly signed one; others are
-    closed. With TLS, the handshake has this time, and the first request as long after it. Long: silent connections
-    take the places of clients. Short: clients that connect ahead are cut off."""
-
-    max_pending_bytes: int = 256 * MEBIBYTE
-    """Bytes accepted but not yet on disk; beyond it senders are answered "busy". Bounds memory under overload."""
+    """Connections at once, half of them from one address; further ones are closed immediately. Fewer if the process may
+    not open that many files beside those of the log; then the newest are closed when the log gains files."""
 
     max_pinned_bytes: int = 1024 * MEBIBYTE
     """Bytes of log files that are kept beyond their retention because they hold parked messages. Small: the parked
     messages are copied into state.db, which does not shrink when they are removed. Large: the disk fills up with
     files of which little is needed."""
-
-    checkpoint_every: float = 5.0
-    """Seconds between two writes of indexes and producer stamps. Long: more of the log is scanned after a crash."""
 
     recover: bool = False
     """Whether to start although `state.db` or its write-ahead log was lost, or is an older copy: topics, their order
@@ -169,9 +154,5 @@ _LEAST = {
     "min_free_bytes": 0,
     "max_body_bytes": 1,
     "max_connections": 1,
-    "max_connections_per_address": 0,
-    "first_request_timeout": 0.1,
-    "max_pending_bytes": MEBIBYTE,
     "max_pinned_bytes": 0,
-    "checkpoint_every": 0.1,
 }

@@ -14,7 +14,7 @@ from lanemq.broker.handlers.groups import GroupHandler
 from lanemq.broker.left_out import leave_out
 from lanemq.core.brokering.lock_table import DISCONNECT_GRACE_MS
 from lanemq.core.brokering.members.group import ConnectionId
-from lanemq.net.peer import Peer
+from lanemq.net.serving.peer import Peer
 from lanemq.wire.command import Frame, decode_command
 
 StoreSends = Callable[[Peer, deque[Frame]], bool]
@@ -51,6 +51,8 @@ class Connections:
 
     def closed(self, peer: Peer) -> None:
         context, connection = self._context, ConnectionId(peer.number)
+        if not context.leads():
+            return  # another coordinator decides about its leases, and everything here is dropped
         if self._on_closed is not None:
             self._on_closed(peer)
         self._groups.disconnected(peer)

@@ -35,11 +35,11 @@ from lanemq.log.state.group_rows import GroupRows
 from lanemq.log.store import Store
 from lanemq.model.figures import Distribution
 from lanemq.net.address import Address
-from lanemq.net.descriptors import DescriptorReserve
-from lanemq.net.loop_slices import LoopSlices
-from lanemq.net.outbox import Outbox
-from lanemq.net.server import Joining
-from lanemq.net.server_tls import TlsDetector
+from lanemq.net.serving.descriptors import DescriptorReserve
+from lanemq.net.serving.loop_slices import LoopSlices
+from lanemq.net.serving.outbox import Outbox
+from lanemq.net.serving.server import Joining
+from lanemq.net.serving.server_tls import TlsDetector
 from lanemq.wire.route_bodies import SubscriptionGroupConfig
 
 

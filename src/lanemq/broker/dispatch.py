@@ -19,8 +19,8 @@ from lanemq.model.errors import (
     StillRebuilding,
     StorageError,
 )
-from lanemq.net.peer import Peer
 from lanemq.net.rate_limited_log import FaultLog
+from lanemq.net.serving.peer import Peer
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.command import (
     JSON,

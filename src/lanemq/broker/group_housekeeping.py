@@ -9,7 +9,7 @@ from lanemq.broker.group_rules import members_changed
 from lanemq.core.brokering.members.lost_members import LostFilter, shown_member
 from lanemq.core.brokering.members.tag_filters import ALL, shown
 from lanemq.model.units import Millis
-from lanemq.net.server import Server
+from lanemq.net.serving.server import Server
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from lanemq.core.brokering.quotas import Quota
 from lanemq.model.errors import BrokerRefused, StorageError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch
-from lanemq.net.peer import Peer
+from lanemq.net.serving.peer import Peer
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.lane_bodies import NextOffsets

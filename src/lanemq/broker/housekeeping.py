@@ -18,7 +18,7 @@ from lanemq.model.errors import DiskFull, StorageError, WriteFailed
 from lanemq.model.names import retry_topic
 from lanemq.model.units import Millis
 from lanemq.net.rate_limited_log import RateLimitedLog
-from lanemq.net.server import Server
+from lanemq.net.serving.server import Server
 
 log = logging.getLogger(__name__)
 

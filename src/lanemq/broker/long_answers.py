@@ -17,9 +17,9 @@ from typing import TypeAlias
 from lanemq.broker.dispatch import answer, answer_error, answer_fault, give_up
 from lanemq.clock import Clock
 from lanemq.model.errors import BrokerBusy, LaneError
-from lanemq.net.loop_slices import LoopSlices
-from lanemq.net.peer import Peer
 from lanemq.net.rate_limited_log import FaultLog
+from lanemq.net.serving.loop_slices import LoopSlices
+from lanemq.net.serving.peer import Peer
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.command import Command
 

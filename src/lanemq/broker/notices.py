@@ -6,8 +6,8 @@ from typing import NamedTuple
 from lanemq.core.brokering.members.group import ConnectionId
 from lanemq.core.brokering.members.membership import Membership
 from lanemq.model.units import Millis
-from lanemq.net.loop_slices import LoopSlices
-from lanemq.net.peer import Peer
+from lanemq.net.serving.loop_slices import LoopSlices
+from lanemq.net.serving.peer import Peer
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import ONEWAY_BIT, Command, encode_command
 from lanemq.wire.headers import ConsumerListHeader

@@ -10,6 +10,7 @@ from datetime import timedelta
 from heapq import heappush, heappushpop
 
 from lanemq.broker.context import BrokerContext
+from lanemq.broker.storage.group_commit import MAX_PENDING_BYTES
 from lanemq.core.brokering.delay import MAX_LEVEL
 from lanemq.core.brokering.traffic import DAY, MINUTE, TEN_MINUTES, TEN_SECONDS, Tally, Traffic, Window
 from lanemq.model.figures import Distribution, Metric, MetricSample
@@ -80,7 +81,7 @@ def runtime_info(
         "consumeQueueDiskRatio": used,
         # Sends wait for the disk, limited by their bytes. Other requests are answered when they are read.
         "sendThreadPoolQueueSize": str(commit.pending_bytes),
-        "sendThreadPoolQueueCapacity": str(context.options.max_pending_bytes),
+        "sendThreadPoolQueueCapacity": str(MAX_PENDING_BYTES),
         "sendThreadPoolQueueHeadWaitTimeMills": str(commit.longest_wait(now)),
         # For each delay level that was used: the next message to deliver, and the end of its queue.
         **{f"scheduleMessageOffset_{n}": f"{context.delays.next_offset(n)},{end}" for n, end in levels.items() if end},

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 from lanemq.core.brokering.long_poll import LongPolls
 from lanemq.log.appender import Arrival
 from lanemq.model.units import Millis, QueueOffset
-from lanemq.net.loop_slices import LoopSlices
+from lanemq.net.serving.loop_slices import LoopSlices
 
 MAX_TAG_CODES = 1_000
 """Tags of the messages that arrive while pulls of their queue are answered; with more, every pull runs again."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from lanemq.model.errors import ConnectFailed
 from lanemq.net.address import Address
-from lanemq.net.blocking import connect
+from lanemq.net.calling.blocking import connect
 
 WAIT_SECONDS = 2.0
 PAUSE_SECONDS = 0.05

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from lanemq.cli.listening import cannot_listen
 from lanemq.model.environment import WORKER_MONITOR
 from lanemq.net.address import Address, parse_address
-from lanemq.net.monitor import RelayMonitor
+from lanemq.net.serving.monitor import RelayMonitor
 
 SECONDS: Final = 2.0
 """How long a worker may take to answer; Prometheus waits ten."""

@@ -12,6 +12,7 @@ Pydantic is optional and never imported here. Before a program can have a model,
 
 import math
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache, partial
 from typing import Any, NoReturn, Protocol, TypeAlias, TypeVar, get_args
@@ -300,11 +301,20 @@ def _fields(kind: type) -> Iterable[str]:
 
 # decoding
 
+_MAKING_A_DECODER = threading.RLock()
+"""Held while msgspec reads the fields of a type: two threads that have it do so at once end the process
+(`wire.prepared`). Handlers decode in many threads, perhaps for the first time together."""
+
 
 def _json_decoder(wanted: Any) -> Decode:
     try:
         return _cached_decoder(wanted)
     except TypeError:  # an annotation that cannot be hashed
+        return _decoder_of_one_thread(wanted)
+
+
+def _decoder_of_one_thread(wanted: Any) -> Decode:
+    with _MAKING_A_DECODER:
         return _new_decoder(wanted)
 
 
@@ -321,7 +331,7 @@ def _new_decoder(wanted: Any) -> Decode:
     return _msgspec_decoder(wanted)
 
 
-_cached_decoder = lru_cache(maxsize=256)(_new_decoder)
+_cached_decoder = lru_cache(maxsize=256)(_decoder_of_one_thread)
 
 
 def _unchanged(body: bytes) -> bytes:

@@ -32,7 +32,7 @@ _LOCKING = (
     "lanemq.client.consumer.engine",
     "lanemq.client.consumer.inspection",
     "lanemq.client.routing",
-    "lanemq.net.blocking",
+    "lanemq.net.calling.blocking",
     "concurrent.futures",
     "logging",
 )

@@ -33,8 +33,8 @@ from lanemq.model.errors import (
 )
 from lanemq.model.names import DEFAULT_TOPIC, check_topic
 from lanemq.net.address import Address
-from lanemq.net.blocking import BlockingConnection, ClientThread
-from lanemq.net.connection import ConnectionPool
+from lanemq.net.calling.blocking import BlockingConnection, ClientThread
+from lanemq.net.calling.connection import ConnectionPool
 from lanemq.net.rate_limited_log import OutageLog
 from lanemq.net.security import OPEN, Security
 from lanemq.wire.codes import ResponseCode

@@ -15,8 +15,8 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from lanemq.net.address import origin_of
-from lanemq.net.descriptors import OTHER_FILES, connections_within, open_files_limit
-from lanemq.net.server import ConnectionLimits
+from lanemq.net.serving.descriptors import OTHER_FILES, connections_within, open_files_limit
+from lanemq.net.serving.server import ConnectionLimits
 
 MAX_CONNECTIONS = 512
 """Connections that may be open; half of them of one address. 200 may be event streams. Few: a large team cannot open

@@ -10,7 +10,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from lanemq.client.admin.admin import FOREVER, Admin
+from lanemq.client.admin.admin import Admin
+from lanemq.client.admin.message_search import FOREVER
 from lanemq.client.admin.topic_reader import MAX_FOUND, TopicReader
 from lanemq.client.message import Message
 from lanemq.clock import Clock, SystemClock

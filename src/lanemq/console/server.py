@@ -15,7 +15,7 @@ from lanemq.console.app import console_app
 from lanemq.console.connections import ConsoleProtocol, OpenConnections, console_limits
 from lanemq.console.settings import ConsoleSettings
 from lanemq.net.address import Address
-from lanemq.net.server import ConnectionLimits
+from lanemq.net.serving.server import ConnectionLimits
 from lanemq.signals import handled
 
 TOKEN_BYTES = 18

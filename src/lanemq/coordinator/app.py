@@ -28,16 +28,16 @@ from lanemq.core.brokering.cluster.leadership import Term
 from lanemq.history import file_name, last_time, open_history
 from lanemq.model.errors import LaneError, StorageError, TransportError, UsageError
 from lanemq.net.address import Address
-from lanemq.net.connection import ConnectionPool
-from lanemq.net.descriptors import DescriptorReserve
-from lanemq.net.peer import Dispatcher
+from lanemq.net.calling.connection import ConnectionPool
 from lanemq.net.rate_limited_log import RateLimitedLog
-from lanemq.net.server import ConnectionLimits, Listener, Server
-from lanemq.net.server_tls import TlsDetector
+from lanemq.net.serving.descriptors import DescriptorReserve
+from lanemq.net.serving.peer import Dispatcher
+from lanemq.net.serving.server import ConnectionLimits, Listener, Server
+from lanemq.net.serving.server_tls import TlsDetector
 from lanemq.wire.route_bodies import ClusterInfo
 
 if TYPE_CHECKING:
-    from lanemq.net.monitor import Monitor
+    from lanemq.net.serving.monitor import Monitor
 
 log = logging.getLogger(__name__)
 
@@ -217,7 +217,10 @@ class Coordinator:
             if self._replace:
                 await reign.watch.take_over()
                 self._replace = False
-            await reign.watch.register_once()
+            if self._store.shared or self._election.terms > 1:
+                await reign.watch.register_once()
+            else:
+                await reign.watch.register_everywhere()
         except BaseException:
             await reign.drop()
             raise
@@ -255,7 +258,7 @@ class Coordinator:
 
             return PostgresRows(self.options.state, self._clock)
         assert self.options.data is not None, "a coordinator has a folder or a database"
-        return FolderStore(self.options.data)
+        return FolderStore(self.options.data, self._clock)
 
     def _new_thread(self) -> DiskThread:
         return DiskThread(asyncio.get_running_loop(), "rows")
@@ -263,14 +266,14 @@ class Coordinator:
     def _new_listener(self) -> Listener:
         return Listener(self.options.listen)
 
-    def _new_server(self, connections: Connections, parts: GroupContext) -> Server:
+    def _new_server(self, connections: Connections, context: GroupContext) -> Server:
         return Server(
             connections,
             limits=self._limits(),
-            refusals=parts.counters.refusals,
-            joining=parts.counters.joining,
-            tls_detector=parts.tls,
-            may_answer=parts.leads,
+            refusals=context.counters.refusals,
+            joining=context.counters.joining,
+            tls_detector=context.tls,
+            may_answer=context.leads,
         )
 
     def _new_waiting_server(self, redirect: Dispatcher) -> Server:

@@ -6,7 +6,7 @@ from typing import Any
 
 from lanemq.broker.dispatch import answer, answer_error, answer_fault
 from lanemq.model.errors import LaneError
-from lanemq.net.peer import Peer
+from lanemq.net.serving.peer import Peer
 from lanemq.wire.bodies import Body
 from lanemq.wire.command import Command
 

@@ -22,7 +22,7 @@ from lanemq.model.keys import shown_key
 from lanemq.model.log_marks import LogMark, SeenLog, differs
 from lanemq.model.names import check_group
 from lanemq.net.address import Address
-from lanemq.net.peer import Peer
+from lanemq.net.serving.peer import Peer
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.lane_bodies import CompareAnswer, CompareBody, LaneBody, OtherLogBody, SeenBody
@@ -46,9 +46,9 @@ class ComparisonHandler:
     """Requests 4211 and 4212."""
 
     def __init__(
-        self, parts: GroupContext, link: ClusterLink, queues: ClusterQueues, answers: BackgroundAnswers
+        self, context: GroupContext, link: ClusterLink, queues: ClusterQueues, answers: BackgroundAnswers
     ) -> None:
-        self._parts = parts
+        self._context = context
         self._link = link
         self._queues = queues
         self._answers = answers
@@ -59,7 +59,7 @@ class ComparisonHandler:
     def _seen(self, peer: Peer, request: Command) -> None:
         wanted = LaneBody.of_request(request.body)
         queue = self._queues.named(wanted.topic, wanted.broker, wanted.queue_id)
-        progress = self._parts.progress.at(check_group(wanted.group), queue)
+        progress = self._context.progress.at(check_group(wanted.group), queue)
         if self._is_outdated(progress):
             raise BrokerBusy(
                 ResponseCode.SYSTEM_BUSY,
@@ -78,7 +78,7 @@ class ComparisonHandler:
 
     def _compare(self, peer: Peer, request: Command) -> None:
         body = CompareBody.of_request(request.body)
-        self._parts.admit(check_group(body.group))
+        self._context.admit(check_group(body.group))
         self._answers.begin(peer, request, self._compared(body))
 
     async def _compared(self, body: CompareBody) -> CompareAnswer:
@@ -96,7 +96,7 @@ class ComparisonHandler:
             if other is not None:
                 others.append(other)
 
-        places = [each for each in self._parts.progress.of_group(body.group) if each.seen is not None]
+        places = [each for each in self._context.progress.of_group(body.group) if each.seen is not None]
         await asyncio.gather(*map(compare, places))
         result.others = [_described(each) for each in sorted(others, key=lambda each: each.progress.queue)]
         if body.apply and others:
@@ -132,7 +132,7 @@ class ComparisonHandler:
         """Drop what lies above, and wait until that is on disk."""
         rows: list[ProgressChange] = []
         for progress, _, end in others:
-            last = self._parts.locks.latest(progress.group, progress.queue)
+            last = self._context.locks.latest(progress.group, progress.queue)
             for key, offsets in progress.rewind(end, owned=last is not None and bool(last.owner)).items():
                 log.warning(
                     "group %s: %d parked messages of key %s of %s are dropped, from offset %d on: they are lost",
@@ -143,7 +143,7 @@ class ComparisonHandler:
                 rows += () if lane is None else (SavedLane.of(lane, lane.offsets.rows()),)
             log.warning("group %s continues in %s at offset %s", progress.group, progress.queue, progress.offset)
             rows.append(SavedOffset.of(progress))
-        await self._parts.progress_keeper.saved(rows)
+        await self._context.progress_keeper.saved(rows)
 
 
 def _described(other: _Other) -> OtherLogBody:

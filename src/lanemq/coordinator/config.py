@@ -5,7 +5,7 @@ from pathlib import Path
 
 from lanemq.net.address import Address
 from lanemq.net.security import OPEN, Security
-from lanemq.net.server_tls import ServerTls
+from lanemq.net.serving.server_tls import ServerTls
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from lanemq.coordinator.cluster import ClusterLink
 from lanemq.core.brokering.cluster.copied_offsets import CopiedOffsets
 from lanemq.model.queue import MessageQueue
 from lanemq.net.address import Address
-from lanemq.net.connection import Connection
+from lanemq.net.calling.connection import Connection
 from lanemq.net.rate_limited_log import RateLimitedLog
 
 log = logging.getLogger(__name__)
@@ -33,17 +33,19 @@ class _Look(NamedTuple):
 class OffsetCopies:
     """The copies of all groups."""
 
-    def __init__(self, parts: GroupContext, link: ClusterLink) -> None:
-        self._parts = parts
+    def __init__(self, context: GroupContext, link: ClusterLink) -> None:
+        self._context = context
         self._link = link
         self._of: dict[str, CopiedOffsets] = {}
         self._last_looks: dict[tuple[str, str], _Look] = {}
         """By group and broker."""
-        self._warnings = RateLimitedLog(log, parts.clock)
+        self._warnings = RateLimitedLog(log, context.clock)
 
     async def copy(self, group: str, broker: str, master: Address) -> None:
         """Copy what moved in the queues of one broker."""
-        ours = {each.queue: each.offset for each in self._parts.progress.of_group(group) if each.queue.broker == broker}
+        ours = {
+            each.queue: each.offset for each in self._context.progress.of_group(group) if each.queue.broker == broker
+        }
         known = {queue: offset for queue, offset in ours.items() if offset is not None}
         if not known:
             return
@@ -67,7 +69,7 @@ class OffsetCopies:
         if wanted or others:
             copies.copied(wanted)
             await self._save(group, copies)
-            if wanted and group in self._parts.groups:  # it may have left in between
+            if wanted and group in self._context.groups:  # it may have left in between
                 await self._link.commit_all(master, group, wanted)
 
     def overwrite(self, group: str, queues: Iterable[tuple[str, int]]) -> None:
@@ -82,14 +84,14 @@ class OffsetCopies:
 
     def _copies(self, group: str) -> CopiedOffsets:
         if group not in self._of:
-            text = self._parts.state.get(_name(group)) or "[]"
+            text = self._context.state.get(_name(group)) or "[]"
             self._of[group] = CopiedOffsets(_queues(msgspec.json.decode(text, type=_Rows)))
         return self._of[group]
 
     async def _save(self, group: str, copies: CopiedOffsets) -> None:
-        state, rows = self._parts.state, [(*queue, values) for queue, values in copies.copies.items()]
+        state, rows = self._context.state, [(*queue, values) for queue, values in copies.copies.items()]
         text = msgspec.json.encode(rows).decode()
-        await self._parts.row_thread.call(lambda: state.put(_name(group), text))
+        await self._context.row_thread.call(lambda: state.put(_name(group), text))
 
 
 def _name(group: str) -> str:

@@ -85,7 +85,7 @@ def migrate(data: Path, url: str, clock: Clock) -> MigrationPlan:
 def _opened(data: Path, url: str, clock: Clock) -> tuple[FolderStore, PostgresRows]:
     if coordinator_in(data) is None:
         raise UsageError(f"{data} is not the data folder of a coordinator")
-    source, target = FolderStore(data, moved=True), PostgresRows(url, clock)
+    source, target = FolderStore(data, clock, moved=True), PostgresRows(url, clock)
     source.connect()
     try:
         target.connect()
@@ -114,12 +114,12 @@ def _copy(rows: GroupRows, target: PostgresRows) -> None:
         statement = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
         with target.transaction(Sync.FULL) as db:
             db.execute(f"DELETE FROM {table}")  # of a move that was interrupted
-        for part in _parts(rows, table):
+        for part in _context(rows, table):
             with target.transaction(Sync.FULL) as db:
                 db.executemany(statement, [_converted(columns, row) for row in part])
 
 
-def _parts(rows: GroupRows, table: str) -> Iterator[Sequence[Any]]:
+def _context(rows: GroupRows, table: str) -> Iterator[Sequence[Any]]:
     """The rows of a table, some at a time."""
     keys, others = _TABLES[table]
     count, size, last = keys.count(",") + 1, (1 if table == "parked_messages" else ROWS_AT_ONCE), ()

@@ -26,7 +26,7 @@ from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
 from lanemq.model.wording import plural
 from lanemq.net.address import Address
-from lanemq.net.peer import Peer
+from lanemq.net.serving.peer import Peer
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.lane_bodies import CoordinateAnswer, CoordinateBody, CoordinatedQueue
@@ -42,13 +42,13 @@ class MoveHandler:
 
     def __init__(
         self,
-        parts: GroupContext,
+        context: GroupContext,
         link: ClusterLink,
         queues: ClusterQueues,
         watch: ClusterWatch,
         answers: BackgroundAnswers,
     ) -> None:
-        self._parts = parts
+        self._context = context
         self._link = link
         self._queues = queues
         self._watch = watch
@@ -75,7 +75,7 @@ class MoveHandler:
 
     async def _confirm(self, body: CoordinateBody) -> CoordinateAnswer:
         """Name the new queues of a group's topics, and confirm them."""
-        self._parts.admit(body.group)
+        self._context.admit(body.group)
         new = self._watch.unconfirmed(body.group)
         if body.apply:
             await self._watch.confirm(new)
@@ -86,12 +86,12 @@ class MoveHandler:
     async def _in(self, body: CoordinateBody) -> CoordinateAnswer:
         group, info = body.group, await self._link.info()
         masters = masters_in(info)
-        problems = [] if group in self._parts.groups else await self._problems_in(group, masters)
+        problems = [] if group in self._context.groups else await self._problems_in(group, masters)
         if away := sorted(info.broker_addr_table.keys() - masters.keys()):
             problems.append(f"broker {', '.join(away)} has no master now, so the group cannot be disabled there")
-        if not body.apply or problems or group in self._parts.groups:
+        if not body.apply or problems or group in self._context.groups:
             offsets = await self._offsets_at(group, masters)
-            return CoordinateAnswer(queues=_queues(offsets), problems=problems, moved=group in self._parts.groups)
+            return CoordinateAnswer(queues=_queues(offsets), problems=problems, moved=group in self._context.groups)
         settings = {}
         for master in masters.values():
             settings = settings_of(await self._link.group_settings(master), group)
@@ -126,8 +126,8 @@ class MoveHandler:
                 await asyncio.sleep(REPLICA_PAUSE)
 
     async def _offsets_at(self, group: str, masters: Mapping[str, Address]) -> dict[MessageQueue, QueueOffset]:
-        if group in self._parts.groups:
-            return {each.queue: each.offset or QueueOffset(0) for each in self._parts.progress.of_group(group)}
+        if group in self._context.groups:
+            return {each.queue: each.offset or QueueOffset(0) for each in self._context.progress.of_group(group)}
         offsets: dict[MessageQueue, QueueOffset] = {}
         for master in masters.values():
             offsets |= await self._link.offsets(master, group)
@@ -135,23 +135,23 @@ class MoveHandler:
 
     async def _save(self, settings: SubscriptionGroupConfig, offsets: Mapping[MessageQueue, QueueOffset]) -> None:
         """Put the group and its offsets on disk, then serve it."""
-        parts, group = self._parts, settings.group_name
+        context, group = self._context, settings.group_name
         for queue, offset in offsets.items():
-            parts.progress.at(group, queue).move(offset, pending=False)
+            context.progress.at(group, queue).move(offset, pending=False)
         rows: list[ProgressChange] = [SavedOffset(group, queue, offset) for queue, offset in offsets.items()]
-        await parts.progress_keeper.saved(rows)
-        text, state = settings.encode().decode(), parts.state
-        await parts.row_thread.call(lambda: state.save_group(group, text))
-        parts.groups[group] = settings
+        await context.progress_keeper.saved(rows)
+        text, state = settings.encode().decode(), context.state
+        await context.row_thread.call(lambda: state.save_group(group, text))
+        context.groups[group] = settings
 
     # out
 
     async def _out(self, body: CoordinateBody) -> CoordinateAnswer:
-        group, parts = body.group, self._parts
+        group, context = body.group, self._context
         masters = masters_in(await self._link.info())
-        if group not in parts.groups:
+        if group not in context.groups:
             return await self._rest_of_out(body, masters)
-        places = list(parts.progress.of_group(group))
+        places = list(context.progress.of_group(group))
         queues = [_queue(each.queue, each.offset or 0, count_finished(each.finished)) for each in places]
         problems = self._problems_out(group)
         if away := sorted({each.queue.broker for each in places} - masters.keys()):
@@ -190,14 +190,14 @@ class MoveHandler:
 
     async def _delete_entry(self, group: str) -> None:
         """Delete a group's entry at all name servers; from then on it is not served here."""
-        settings = self._parts.groups.pop(group)  # before that: the watch enters the groups that are served
+        settings = self._context.groups.pop(group)  # before that: the watch enters the groups that are served
         try:
             missed = await self._link.delete(group)
         except BaseException:
-            self._parts.groups[group] = settings
+            self._context.groups[group] = settings
             raise
         if missed:
-            self._parts.groups[group] = settings
+            self._context.groups[group] = settings
             raise BrokerBusy(
                 ResponseCode.SYSTEM_BUSY,
                 f"name server {', '.join(map(str, missed))} could not be asked, and would still send members to the "
@@ -205,11 +205,11 @@ class MoveHandler:
             )
 
     def _problems_out(self, group: str) -> list[str]:
-        parts = self._parts
+        context = self._context
         problems = []
-        if members := parts.members.members(group):
+        if members := context.members.members(group):
             problems.append(f"{plural(len(members), 'member')}: {', '.join(members)}; stop them first")
-        lanes = [lane for each in parts.progress.parked() if each.group == group for lane in each.lanes.values()]
+        lanes = [lane for each in context.progress.parked() if each.group == group for lane in each.lanes.values()]
         if lanes:
             problems.append(
                 f"{plural(len(lanes), 'lane')} parked or held, which the brokers cannot keep: redrive or discard them "
@@ -218,19 +218,19 @@ class MoveHandler:
         return problems
 
     async def _forget(self, group: str) -> None:
-        parts, state = self._parts, self._parts.state
-        parts.charges.forget_group(group)
-        parts.members.forget(group)
-        parts.saved_filters.save()
-        free_progress(parts, parts.progress_keeper.forget_group(group))
-        floor = free_leases(parts, parts.locks.forget_group(group))
+        context, state = self._context, self._context.state
+        context.charges.forget_group(group)
+        context.members.forget(group)
+        context.saved_filters.save()
+        free_progress(context, context.progress_keeper.forget_group(group))
+        floor = free_leases(context, context.locks.forget_group(group))
 
         def delete() -> None:
             state.delete_group(group)
             state.forget_group_leases(group, floor)
 
-        await parts.row_thread.call(delete)
-        await parts.progress_keeper.saved(())
+        await context.row_thread.call(delete)
+        await context.progress_keeper.saved(())
 
 
 def _queues(offsets: Mapping[MessageQueue, QueueOffset]) -> list[CoordinatedQueue]:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from lanemq.broker.dispatch import answer_code
 from lanemq.client.coordination import Leader
-from lanemq.net.peer import Peer
+from lanemq.net.serving.peer import Peer
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.command import Frame, decode_command
 from lanemq.wire.headers import NotLeaderHeader

@@ -46,9 +46,9 @@ from lanemq.model.errors import BrokerRefused, GroupNotFound
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis
 from lanemq.net.address import Address
-from lanemq.net.loop_slices import LoopSlices
-from lanemq.net.server import Server
-from lanemq.net.server_tls import TlsDetector
+from lanemq.net.serving.loop_slices import LoopSlices
+from lanemq.net.serving.server import Server
+from lanemq.net.serving.server_tls import TlsDetector
 from lanemq.wire.codes import RequestCode, ResponseCode
 
 NOT_HERE = (
@@ -97,7 +97,7 @@ class Ground(NamedTuple):
 class Reign:
     """Everything that works in a coordinator that leads."""
 
-    parts: GroupContext
+    context: GroupContext
     queues: ClusterQueues
     watch: ClusterWatch
     server: Server
@@ -126,20 +126,20 @@ class Reign:
 
     async def drop(self) -> None:
         """The term is over: nothing that was decided leaves this process any more."""
-        self.parts.stopping = True
+        self.context.stopping = True
         self.server.leave_listener()
         await self.quiet()
-        self.parts.recording.close()
+        self.context.recording.close()
         await self.server.abort()
 
     async def end(self) -> None:
         """Answer what was asked, and save everything; the term is still valid."""
-        self.parts.stopping = True
+        self.context.stopping = True
         await self.quiet()
         self.server.leave_listener()
         self.server.stop_accepting()
-        await self.parts.row_thread.call(_nothing)
-        await self.parts.row_thread.call(self.parts.progress_keeper.save_now)
+        await self.context.row_thread.call(_nothing)
+        await self.context.row_thread.call(self.context.progress_keeper.save_now)
 
 
 def new_reign(
@@ -161,7 +161,7 @@ def new_reign(
     if recording.on:
         recording.filters_restored((row.group, row.topic) for row in tables.filters)
         recording.restarted(tables.locks.snapshot(now=clock.now()), tables.offsets, clean=False)
-    parts = GroupContext(
+    context = GroupContext(
         clock=clock,
         state=rows,
         row_thread=ground.thread,
@@ -185,39 +185,39 @@ def new_reign(
         term=term.number,
         tls=None if options.tls is None else TlsDetector(options.tls, clock),
     )
-    parts.admit = _Admission(parts)
+    context.admit = _Admission(context)
     identity = loaded.identity
-    watch = ClusterWatch(identity.name, Leader(ground.address, term.number), link, parts, queues, heard_of)
-    groups = GroupHandler(parts, answers := LongAnswers(slices, clock))
+    watch = ClusterWatch(identity.name, Leader(ground.address, term.number), link, context, queues, heard_of)
+    groups = GroupHandler(context, answers := LongAnswers(slices, clock))
     background = BackgroundAnswers()
     handlers = (
         groups,
-        LockHandler(parts, answers),
-        OffsetHandler(parts),
-        OwnerParkingHandler(parts),
-        OperatorParkingHandler(parts, answers),
-        ProgressHandler(parts, answers),
-        ResetHandler(parts, watch.copies.overwrite, answers),
-        MoveHandler(parts, link, queues, watch, background),
-        ComparisonHandler(parts, link, queues, background),
-        LeaderReport(parts, ground.store, watch.leader, background),
+        LockHandler(context, answers),
+        OffsetHandler(context),
+        OwnerParkingHandler(context),
+        OperatorParkingHandler(context, answers),
+        ProgressHandler(context, answers),
+        ResetHandler(context, watch.copies.overwrite, answers),
+        MoveHandler(context, link, queues, watch, background),
+        ComparisonHandler(context, link, queues, background),
+        LeaderReport(context, ground.store, watch.leader, background),
     )
     served: list[dict[int, Handler]] = [
         {code: handler for code, handler in each.table().items() if code not in NOT_HERE} for each in handlers
     ]
     audit = Audit(clock)
-    dispatch = Dispatch(served, parts.notices.answered, counters.refusals, ADMINISTRATIVE, audit.watched, clock=clock)
+    dispatch = Dispatch(served, context.notices.answered, counters.refusals, ADMINISTRATIVE, audit.watched, clock=clock)
     users = options.users
-    gate = TermGate(dispatch, parts, heard_of)
+    gate = TermGate(dispatch, context, heard_of)
     guard = None if users is None else Guard(users, gate, _no_topic, clock, counters.refusals, audit.refused)
-    server = ground.new_server(Connections(parts, guard or gate, groups), parts)
+    server = ground.new_server(Connections(context, guard or gate, groups), context)
     return Reign(
-        parts,
+        context,
         queues,
         watch,
         server,
-        GroupHousekeeping(parts, server),
-        GroupFigures(parts, identity.name, identity.cluster, options.data, lambda: watch.problems()),
+        GroupHousekeeping(context, server),
+        GroupFigures(context, identity.name, identity.cluster, options.data, lambda: watch.problems()),
         background,
         _nothing if guard is None else guard.reload,
         [],
@@ -227,11 +227,11 @@ def new_reign(
 class _Admission:
     """Refuses groups that were not moved here."""
 
-    def __init__(self, parts: GroupContext) -> None:
-        self._parts = parts
+    def __init__(self, context: GroupContext) -> None:
+        self._context = context
 
     def __call__(self, group: str) -> None:
-        if group not in self._parts.groups:
+        if group not in self._context.groups:
             raise GroupNotFound(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
                 f"group {group} is not coordinated: it is consumed at the brokers. "

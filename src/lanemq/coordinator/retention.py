@@ -34,30 +34,30 @@ MAX_DIFFERENCE_MS = 60_000
 class ParkedCopies:
     """The copies of all groups' parked messages."""
 
-    def __init__(self, parts: GroupContext, link: ClusterLink) -> None:
-        self._parts = parts
+    def __init__(self, context: GroupContext, link: ClusterLink) -> None:
+        self._context = context
         self._link = link
-        self._rows = ProgressRows(parts.state)
-        self._warnings = RateLimitedLog(log, parts.clock)
+        self._rows = ProgressRows(context.state)
+        self._warnings = RateLimitedLog(log, context.clock)
         self.bytes = 0
         """Size of all copies, as of the last round."""
         self.is_full = False
 
     async def restore(self) -> None:
         """After a start: what was copied before."""
-        for name, last in await self._parts.row_thread.call(self._rows.last_copies):
-            lane = self._parts.progress_keeper.lane(name)
+        for name, last in await self._context.row_thread.call(self._rows.last_copies):
+            lane = self._context.progress_keeper.lane(name)
             if lane is not None:
                 lane.copied = last
 
     async def round(self, broker: str, master: Address) -> None:
         """One look at the queues of a broker that have parked lanes."""
-        places = [each for each in self._parts.progress.parked() if each.queue.broker == broker]
+        places = [each for each in self._context.progress.parked() if each.queue.broker == broker]
         if not places:
             return
         retention = await self._link.retention(master)
         time = retention.copied_before(self._now_at(broker, places))
-        self.bytes, left = await self._parts.row_thread.call(self._rows.copied_bytes), MAX_AT_ONCE
+        self.bytes, left = await self._context.row_thread.call(self._rows.copied_bytes), MAX_AT_ONCE
         for progress in places:
             first = await self._link.first_offset(master, progress.queue)
             below = await self._link.offset_at(master, progress.queue, time)
@@ -76,7 +76,7 @@ class ParkedCopies:
 
     def _now_at(self, broker: str, places: list[QueueProgress]) -> int:
         """The time at a broker, which stamps its messages, if that is later than here: its retention goes by it."""
-        now = self._parts.clock.wall()
+        now = self._context.clock.wall()
         stored = [mark.stored_ms for each in places if each.seen is not None for mark in each.seen.marks[-1:]]
         if (newest := max(stored, default=0)) > now + MAX_DIFFERENCE_MS:
             self._warnings.warn(
@@ -95,7 +95,7 @@ class ParkedCopies:
             part = reads[start : start + PULLS_AT_ONCE]
             read = await asyncio.gather(*(self._link.messages(master, queue, each) for each in part))
             records = {offset: record for each in read for offset, record in each.items() if self._is_of(lane, record)}
-            if self._parts.progress_keeper.lane(lane.name) is not lane:
+            if self._context.progress_keeper.lane(lane.name) is not lane:
                 return  # it has ended meanwhile
             if not records:
                 continue
@@ -103,7 +103,7 @@ class ParkedCopies:
                 "group %s: %d parked messages of key %s of %s are copied, because their broker may delete them",
                 lane.name.group, len(records), shown_key(lane.name.key), queue,
             )  # fmt: skip
-            await self._parts.progress_keeper.saved([SavedLane.of(lane, copies=tuple(records.items()))])
+            await self._context.progress_keeper.saved([SavedLane.of(lane, copies=tuple(records.items()))])
             lane.copied = max(records)
             self.bytes += sum(map(len, records.values()))
 
@@ -133,6 +133,6 @@ class ParkedCopies:
             )  # fmt: skip
             reason = lane.failure.reason.partition("; deleted by the broker:")[0]
             lane.failure = replace(lane.failure, reason=reason + text)
-            if self._parts.progress_keeper.lane(name) is not lane:
+            if self._context.progress_keeper.lane(name) is not lane:
                 continue  # it has ended meanwhile
-            await self._parts.progress_keeper.saved([SavedLane.of(lane)])
+            await self._context.progress_keeper.saved([SavedLane.of(lane)])

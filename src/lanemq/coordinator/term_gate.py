@@ -6,8 +6,8 @@ from collections.abc import Callable
 from lanemq.broker.context import GroupContext
 from lanemq.broker.dispatch import Handler
 from lanemq.model.units import Epoch
-from lanemq.net.peer import Peer
 from lanemq.net.rate_limited_log import RateLimitedLog
+from lanemq.net.serving.peer import Peer
 from lanemq.wire.command import Command
 from lanemq.wire.lane_fields import LANE_HIGHEST_EPOCH, LANE_TERM
 
@@ -24,27 +24,27 @@ class TermGate:
     store, and whose name servers, have gone back.
     """
 
-    def __init__(self, handler: Handler, parts: GroupContext, heard_of: Callable[[int], None]) -> None:
+    def __init__(self, handler: Handler, context: GroupContext, heard_of: Callable[[int], None]) -> None:
         self._handler = handler
-        self._parts = parts
+        self._context = context
         self._heard_of = heard_of
-        self._warnings = RateLimitedLog(log, parts.clock)
+        self._warnings = RateLimitedLog(log, context.clock)
 
     def __call__(self, peer: Peer, request: Command) -> None:
-        if not self._parts.leads():
+        if not self._context.leads():
             peer.abort()
             return
-        if (term := _number(request, LANE_TERM)) > self._parts.term:
+        if (term := _number(request, LANE_TERM)) > self._context.term:
             self._heard_of(term)
             peer.abort()
             return
-        if (epoch := _number(request, LANE_HIGHEST_EPOCH)) > self._parts.locks.highest_epoch:
+        if (epoch := _number(request, LANE_HIGHEST_EPOCH)) > self._context.locks.highest_epoch:
             self._warnings.warn(
                 "epoch",
                 f"a member was granted epoch {epoch}, above all that this coordinator knows: its state has gone back. "
                 f"New owners get epochs above it",
             )
-            self._parts.locks.raise_floor(Epoch(epoch))
+            self._context.locks.raise_floor(Epoch(epoch))
         self._handler(peer, request)
 
 

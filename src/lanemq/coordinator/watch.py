@@ -19,7 +19,7 @@ from lanemq.coordinator.entries import OtherCoordinator, refuse_other
 from lanemq.coordinator.queues import ClusterQueues
 from lanemq.coordinator.retention import ParkedCopies
 from lanemq.core.brokering.cluster.epoch_floor import EpochFloor
-from lanemq.model.errors import ConnectFailed, LaneError, ProtocolError
+from lanemq.model.errors import ConnectFailed, LaneError, ProtocolError, UsageError
 from lanemq.model.names import RETRY_PREFIX, pull_group
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis
@@ -55,7 +55,7 @@ class ClusterWatch:
         name: str,
         leader: Leader,
         link: ClusterLink,
-        parts: GroupContext,
+        context: GroupContext,
         queues: ClusterQueues,
         heard_of: Callable[[int], None],
     ) -> None:
@@ -64,24 +64,24 @@ class ClusterWatch:
         self.leader = leader
         self._heard_of = heard_of
         self._limit = EpochFloor()
-        queues.epochs_left = lambda: self._limit.allows(parts.locks.highest_epoch, MAX_QUEUES)
+        queues.epochs_left = lambda: self._limit.allows(context.locks.highest_epoch, MAX_QUEUES)
         self._link = link
-        self._parts = parts
+        self._context = context
         self._queues = queues
         self.client_id = f"lanemq-coordinator-{name}"
         """Holds Apache's locks."""
-        self.copies = OffsetCopies(parts, link)
-        self.parked_copies = ParkedCopies(parts, link)
+        self.copies = OffsetCopies(context, link)
+        self.parked_copies = ParkedCopies(context, link)
         self._last: dict[object, Millis] = {}
         self._guarded: dict[tuple[str, Address], None] = {}
         """Groups, and masters at which they were seen disabled."""
-        self._warnings = RateLimitedLog(log, parts.clock)
-        self._seen_at = parts.clock.now()
+        self._warnings = RateLimitedLog(log, context.clock)
+        self._seen_at = context.clock.now()
         """When the cluster was asked with success."""
 
     def problems(self) -> list[str]:
         """Why groups are not served completely; any thread may ask."""
-        silent = self._parts.clock.now() - self._seen_at
+        silent = self._context.clock.now() - self._seen_at
         if silent <= MAX_SILENCE_MS:
             return []
         return [f"no name server has answered for {silent / 1000:.0f} s: queues of lost members get no new owner"]
@@ -110,10 +110,10 @@ class ClusterWatch:
         if self._is_due("entries", ENTRIES_EVERY_MS):
             await self.register()
         masters = masters_in(await self._link.info())
-        self._seen_at = self._parts.clock.now()
+        self._seen_at = self._context.clock.now()
         changed = masters != self._queues.masters
         self._queues.masters_are(masters)
-        for group in self._parts.groups:
+        for group in self._context.groups:
             self._queues.ask_for(self._topics_of(group))
         for topic in self._queues.topics:
             if changed or self._is_due(("route", topic), ROUTES_EVERY_MS) or not self._queues.of_topic(topic):
@@ -144,8 +144,8 @@ class ClusterWatch:
         self._queues.changed.set()
 
     async def _save_confirmed(self) -> None:
-        state, text = self._parts.state, msgspec.json.encode(list(self._queues.confirmed)).decode()
-        await self._parts.row_thread.call(lambda: state.put(CONFIRMED_QUEUES, text))
+        state, text = self._context.state, msgspec.json.encode(list(self._queues.confirmed)).decode()
+        await self._context.row_thread.call(lambda: state.put(CONFIRMED_QUEUES, text))
 
     def forget(self, group: str) -> None:
         """A group has moved back to the brokers."""
@@ -156,7 +156,7 @@ class ClusterWatch:
     # name servers
 
     def _entry(self) -> CoordinatorEntry:
-        return CoordinatorEntry(self._name, self.leader, self._limit.wanted(self._parts.locks.highest_epoch))
+        return CoordinatorEntry(self._name, self.leader, self._limit.wanted(self._context.locks.highest_epoch))
 
     async def take_over(self) -> None:
         """Replace the entries of a coordinator whose store is lost. If that one still runs, it ends."""
@@ -178,9 +178,14 @@ class ClusterWatch:
         if not entered:
             raise ConnectFailed("no name server takes the entries of this coordinator, so members would not find it")
 
+    async def register_everywhere(self) -> None:
+        """Enter this coordinator at all name servers: any of them tells one that was frozen that it is replaced."""
+        if not all(await asyncio.gather(*(self._register_at(server) for server in self._link.servers))):
+            raise UsageError("a name server did not take the entries of this coordinator: start it again")
+
     async def _register_at(self, server: Address) -> bool:
         """Whether a name server has the entries, and the limit of epochs with them."""
-        wanted = dict.fromkeys(self._parts.groups, str(self.leader))
+        wanted = dict.fromkeys(self._context.groups, str(self.leader))
         entry = self._entry()
         wanted[EVERY_GROUP] = str(entry)  # the last: where it is, all others are
         try:
@@ -189,7 +194,7 @@ class ClusterWatch:
                 refuse_other(self._name, read_entry(text))
                 self._heard_of(read_entry(text).leader.term)
             for key, value in wanted.items():
-                served = key == EVERY_GROUP or key in self._parts.groups  # it may have left in between
+                served = key == EVERY_GROUP or key in self._context.groups  # it may have left in between
                 if served and settings.get(key) != value and await self._link.put(key, value, (server,)):
                     return False
         except OtherCoordinator:
@@ -205,7 +210,7 @@ class ClusterWatch:
     async def _at_master(self, name: str, master: Address) -> None:
         try:
             await self._guard(master)
-            for group in tuple(self._parts.groups):
+            for group in tuple(self._context.groups):
                 if (group, master) in self._guarded:
                     await self._lock(group, name, master)
                     if self._is_due(("copies", group, master), COPIES_EVERY_MS):
@@ -217,13 +222,13 @@ class ClusterWatch:
 
     async def _guard(self, master: Address) -> None:
         """Make sure that no other member gets messages of the groups from a master."""
-        groups = tuple(self._parts.groups)
+        groups = tuple(self._context.groups)
         new = [group for group in groups if (group, master) not in self._guarded]
         if not (new or self._is_due(("groups", master), GROUPS_EVERY_MS)) or not groups:
             return
         table = await self._link.group_settings(master)
         for group in groups:
-            if group not in self._parts.groups:
+            if group not in self._context.groups:
                 continue  # it has left in between
             settings = settings_of(table, group)
             if settings.get(CONSUME_ENABLE, True):
@@ -232,7 +237,7 @@ class ClusterWatch:
                 await self._link.set_consumption(master, settings, enabled=False)
             if pull_group(group) not in table:
                 await self._link.create_pull_group(master, group)
-            if group in self._parts.groups:  # it may have left in between
+            if group in self._context.groups:  # it may have left in between
                 self._guarded[group, master] = None
             if others := await self._link.online(master, group):
                 self._warnings.warn(
@@ -247,10 +252,10 @@ class ClusterWatch:
         missing = [queue for queue in confirmed if not self._queues.grantable(group, queue)]
         if not queues or not (missing or self._is_due(("lock", group, master), LOCKS_EVERY_MS)):
             return
-        asked_at = self._parts.clock.now()
+        asked_at = self._context.clock.now()
         granted = await self._link.lock(master, group, self.client_id, queues)
         refused = [queue for queue in queues if queue not in granted]
-        if group not in self._parts.groups:
+        if group not in self._context.groups:
             return
         self._queues.locked(group, master, granted, asked_at=asked_at)
         self._queues.unlocked(group, refused)
@@ -261,7 +266,7 @@ class ClusterWatch:
                 f"{refused[0]}: they get no owner until it is stopped, or for a minute after it was killed",
             )
         if any(self._queues.grantable(group, queue) for queue in missing):
-            self._parts.notices.group_changed((group,))  # members that were refused ask again now
+            self._context.notices.group_changed((group,))  # members that were refused ask again now
 
     def _queues_of(self, group: str) -> Iterable[MessageQueue]:
         for topic in self._topics_of(group):
@@ -269,14 +274,14 @@ class ClusterWatch:
 
     def _topics_of(self, group: str) -> list[str]:
         """The topics in which members of the group need leases."""
-        view = self._parts.members.snapshot(group)
+        view = self._context.members.snapshot(group)
         named = {each.topic for each in view.subscriptions} if view is not None else set()
         return sorted(
-            each for each in named.union(self._parts.progress.topics(group)) if not each.startswith(RETRY_PREFIX)
+            each for each in named.union(self._context.progress.topics(group)) if not each.startswith(RETRY_PREFIX)
         )
 
     def _is_due(self, what: object, every: int) -> bool:
-        now = self._parts.clock.now()
+        now = self._context.clock.now()
         if now - self._last.get(what, Millis(now - every)) < every:
             return False
         self._last[what] = now

@@ -17,7 +17,7 @@ from lanemq.grpc_front.service import FrontService
 from lanemq.grpc_front.transport import GrpcTransport
 from lanemq.model.errors import InvalidOption
 from lanemq.net.address import parse_addresses
-from lanemq.net.monitor import Monitor
+from lanemq.net.serving.monitor import Monitor
 
 log = logging.getLogger(__name__)
 

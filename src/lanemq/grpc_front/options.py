@@ -5,7 +5,7 @@ from pathlib import Path
 
 from lanemq.model.errors import InvalidOption
 from lanemq.net.address import Address, Servers
-from lanemq.net.server_tls import ServerTls
+from lanemq.net.serving.server_tls import ServerTls
 
 DEFAULT_PORT = 8081
 """The port of RocketMQ's proxy."""

@@ -11,7 +11,7 @@ from lanemq.client.topic_route import TopicRoute
 from lanemq.clock import Clock
 from lanemq.grpc_front.answers import OK
 from lanemq.net.address import Address
-from lanemq.net.connection import ConnectionPool
+from lanemq.net.calling.connection import ConnectionPool
 from lanemq.net.security import Security
 from lanemq.wire.grpc.messages import (
     AddressScheme,

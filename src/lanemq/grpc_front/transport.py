@@ -15,7 +15,7 @@ import grpc.aio
 from lanemq.grpc_front.port import CallHead, CallRefused, Parts, Service
 from lanemq.model.errors import InvalidOption
 from lanemq.net.address import Address
-from lanemq.net.server_tls import ServerTls, TlsMode
+from lanemq.net.serving.server_tls import ServerTls, TlsMode
 from lanemq.wire.grpc.messages import SERVICE
 
 PING_EVERY_MS, PING_ANSWER_MS = 2_000, 3_000

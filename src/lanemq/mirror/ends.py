@@ -18,7 +18,7 @@ from lanemq.model.errors import GroupNotFound, LaneError, OrderError, RequestTim
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis
 from lanemq.net.address import parse_addresses
-from lanemq.net.blocking import BlockingConnection
+from lanemq.net.calling.blocking import BlockingConnection
 from lanemq.wire.admin_headers import CreateTopicHeader
 from lanemq.wire.codes import LATE_CODES, STORED_CODES, RequestCode, ResponseCode, error_for
 from lanemq.wire.command import Command

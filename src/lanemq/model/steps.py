@@ -1,6 +1,6 @@
 """Long work as a generator that yields after each step of bounded length and returns a result.
 
-On an event loop such work is done in slices (`net/loop_slices`), so that others are served between two steps.
+On an event loop such work is done in slices (`net/serving/loop_slices`), so that others are served between two steps.
 """
 
 from collections.abc import Generator

@@ -91,6 +91,10 @@ def alike(one: Mapping[str, Any], other: Mapping[str, Any], apart_from: tuple[st
 
 
 def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(value, other[name]) for name, value in one.items())
     return bool(one == other or (one != one and other != other))  # only NaN differs from itself
 
 

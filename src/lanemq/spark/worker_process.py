@@ -16,7 +16,7 @@ from functools import cache
 from types import FrameType
 from typing import Final
 
-from lanemq.net.freed_memory import keep_freed_memory
+from lanemq.net.serving.freed_memory import keep_freed_memory
 
 LINE: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 

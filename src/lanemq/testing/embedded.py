@@ -159,7 +159,7 @@ class EmbeddedBroker:
 
 async def _crash(broker: Broker) -> None:
     """Ends everything without the steps of a clean stop."""
-    running, context = broker.running, broker.running.parts
+    running, context = broker.running, broker.running.context
     running.ticking.cancel()
     await asyncio.gather(running.ticking, return_exceptions=True)
     for peer in tuple(running.server.peers):

@@ -12,7 +12,7 @@ from lanemq.broker.config import BrokerOptions
 from lanemq.broker.dispatch import Dispatch, Handler, answer_code
 from lanemq.broker.handlers import routes
 from lanemq.core.brokering.dedup import Fresh, ProducerTable
-from lanemq.net.peer import Peer
+from lanemq.net.serving.peer import Peer
 from lanemq.testing.embedded import EmbeddedBroker
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command

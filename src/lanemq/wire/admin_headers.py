@@ -6,6 +6,7 @@ The rules of `headers` apply. No message passes through these requests.
 from msgspec import field
 
 from lanemq.wire.headers import Header, Int32, Int64
+from lanemq.wire.prepared import prepare_structs
 
 
 class RouteHeader(Header, frozen=True, kw_only=True):
@@ -139,3 +140,6 @@ class KvHeader(Header, frozen=True, kw_only=True):
     namespace: str
     key: str | None = None
     value: str | None = None
+
+
+prepare_structs(__name__)

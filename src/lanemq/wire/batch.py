@@ -79,7 +79,6 @@ def batch_parts(body: bytes, most: int) -> tuple[list[int], list[bytes], list[by
     return flags, bodies, texts
 
 
-@compiled
 def scan_batch(body: bytes, most: int) -> tuple[int, int, int, int, bytes]:
     """The number of messages in a batch body, the size of the largest body and of the longest properties, the special
     properties that occur (as `weigh`), and the properties of the first message.

@@ -13,6 +13,7 @@ from msgspec import UNSET, Struct, UnsetType, field
 from lanemq.model.log_marks import SeenLog
 from lanemq.model.queue import MessageQueue
 from lanemq.wire.loose_json import OF_CLIENT, OF_SERVER, BodyError, Limits, loads_loose
+from lanemq.wire.prepared import prepare_structs
 
 T = TypeVar("T")
 
@@ -259,3 +260,6 @@ def _without_nulls(value: object) -> object:
     if isinstance(value, list):
         return [_without_nulls(item) for item in value if item is not None]
     return value
+
+
+prepare_structs(__name__)

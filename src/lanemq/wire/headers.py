@@ -16,6 +16,7 @@ from msgspec import Meta, Struct, field
 from lanemq.model.errors import RemoteProtocolError
 from lanemq.model.queue import MessageQueue
 from lanemq.wire import lane_fields
+from lanemq.wire.prepared import prepare_structs
 
 Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -348,3 +349,6 @@ def _header_error(error: ValueError) -> HeaderError:
     name = match.group(1) if match else "?"
     problem = "is missing" if "missing" in text else text.partition(" - at")[0]
     return HeaderError(name, problem)
+
+
+prepare_structs(__name__)

@@ -4,6 +4,7 @@ from msgspec import field
 
 from lanemq.model.log_marks import LogMark, SeenLog
 from lanemq.wire.bodies import Body
+from lanemq.wire.prepared import prepare_structs
 
 
 class ParkBody(Body):
@@ -279,3 +280,6 @@ class CompareAnswer(Body):
     others: list[OtherLogBody] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     """Queues that could not be compared, and why."""
+
+
+prepare_structs(__name__)

@@ -10,6 +10,7 @@ from msgspec import Raw, field
 
 from lanemq.wire.bodies import Body, encode_json
 from lanemq.wire.lane_fields import LANE_FEATURES
+from lanemq.wire.prepared import prepare_structs
 
 STRICT_JSON_VERSION = 401
 """V4_9_4 in RocketMQ's MQVersion: from here on clients read routes in strict JSON."""
@@ -154,3 +155,6 @@ def _shape_broker(broker: dict[str, object], *, strict: bool) -> None:
         assert isinstance(addresses, dict)
         bare = b",".join(b"%d:%b" % (number, encode_json(address)) for number, address in addresses.items())
         broker["brokerAddrs"] = Raw(b"{%b}" % bare)
+
+
+prepare_structs(__name__)

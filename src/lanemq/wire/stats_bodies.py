@@ -14,6 +14,7 @@ from lanemq.model.queue import MessageQueue
 from lanemq.wire.bodies import Body, QueueBody, SubscriptionData, convert, decode_json, encode_json
 from lanemq.wire.lane_fields import LANE_CREATED
 from lanemq.wire.loose_json import BodyError, loads_loose
+from lanemq.wire.prepared import prepare_structs
 
 T = TypeVar("T")
 
@@ -223,3 +224,6 @@ class BrokerStatsData(Body):
     stats_day: BrokerStatsItem = field(default_factory=BrokerStatsItem)
     stats_hour: BrokerStatsItem = field(default_factory=BrokerStatsItem)
     stats_minute: BrokerStatsItem = field(default_factory=BrokerStatsItem)
+
+
+prepare_structs(__name__)

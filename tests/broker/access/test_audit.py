@@ -186,7 +186,7 @@ def test_a_change_that_is_not_saved_is_logged_as_failed_and_not_as_done(
     real = ProgressRows.save
 
     def fail(self: ProgressRows, changes: Sequence[ProgressChange], *, synced: bool) -> None:
-        if synced and running.broker.running.parts.stopping is False:
+        if synced and running.broker.running.context.stopping is False:
             raise StorageError("the disk is gone")
         real(self, changes, synced=synced)
 

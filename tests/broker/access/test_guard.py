@@ -18,9 +18,9 @@ from lanemq.core.brokering.dedup import ProducerTable
 from lanemq.core.brokering.refusal_pace import INTERVAL_MS, MAX_REFUSALS
 from lanemq.model.errors import InvalidOption
 from lanemq.net.address import parse_address
-from lanemq.net.blocking import BlockingConnection, connect
-from lanemq.net.peer import Peer
+from lanemq.net.calling.blocking import BlockingConnection, connect
 from lanemq.net.security import OPEN, Security
+from lanemq.net.serving.peer import Peer
 from lanemq.wire.bodies import ConsumerData, HeartbeatData, LockRequest, SubscriptionData
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command, encode_command

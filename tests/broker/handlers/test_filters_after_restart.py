@@ -33,7 +33,7 @@ def restart(running: RunningBroker, *, narrow_ordered: bool = True) -> Member:
 def count(running: RunningBroker) -> int:
     """Rows in the database."""
     running.tick()
-    return len(running.broker.running.parts.state.filters())
+    return len(running.broker.running.context.state.filters())
 
 
 @pytest.mark.parametrize("ordered", [True, False])
@@ -157,7 +157,7 @@ def test_rows_last_as_long_as_the_members_that_they_stand_for(clocked: RunningBr
 
 
 def test_members_with_the_same_tags_cost_one_row_and_one_write(clocked: RunningBroker) -> None:
-    written, state = list[object](), clocked.broker.running.parts.state
+    written, state = list[object](), clocked.broker.running.context.state
     save = state.save_filters
     state.save_filters = lambda rows: (written.extend(rows), save(rows))[1]  # type: ignore[method-assign]
     for number in range(5):
@@ -184,10 +184,10 @@ def test_while_the_disk_is_slow_the_housekeeping_queues_no_further_writes(clocke
     running, gate, wide = clocked.broker.running, Gate(clocked), Member(clocked, "wide", "a||b")
     asked = wide.raw.post(RequestCode.HEART_BEAT, {}, _beat(wide.name, wide.tags))
     wide.raw.bounds("T")  # a later request is answered
-    queued = running.parts.row_thread.in_progress
+    queued = running.context.row_thread.in_progress
     for _ in range(10):
-        clocked.call(lambda: running.parts.saved_filters.tick(running.parts.clock.now()))
-    assert running.parts.row_thread.in_progress == queued
+        clocked.call(lambda: running.context.saved_filters.tick(running.context.clock.now()))
+    assert running.context.row_thread.in_progress == queued
     gate.open()
     assert wide.raw.answer(asked).code == 0
 
@@ -212,7 +212,7 @@ def test_members_join_on_a_disk_that_takes_no_rows_and_the_row_follows(
         raise StorageError("the disk is broken")
 
     with monkeypatch.context() as patch:
-        patch.setattr(clocked.broker.running.parts.state, "save_filters", fail)
+        patch.setattr(clocked.broker.running.context.state, "save_filters", fail)
         joined(clocked, "wide", "a||b", ordered=False)
         assert "the tags that groups read could not be saved: the disk is broken" in caplog.text
     assert count(clocked) == 0, "the next attempt has a pause before it"

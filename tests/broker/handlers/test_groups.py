@@ -7,7 +7,7 @@ from tests.broker.raw_client import RawClient, lock_body
 from tests.broker.running import ManualClock, RunningBroker
 
 from lanemq.core.brokering.quotas import Quota
-from lanemq.net import loop_slices
+from lanemq.net.serving import loop_slices
 from lanemq.wire.bodies import (
     ConsumerData,
     ConsumerIdList,
@@ -277,7 +277,7 @@ def test_a_heartbeat_with_many_new_groups_is_taken_in_slices_and_answered_when_i
     asked = raw.post(RequestCode.HEART_BEAT, {}, HeartbeatData(client_id="c", consumer_data_set=data).encode())
     assert other.send("T").code == 0
     assert raw.answer(asked).code == 0
-    members = broker.broker.running.parts.members
+    members = broker.broker.running.context.members
     assert {members.members(f"g{number}") for number in range(200)} == {("c",)}
     assert b"%RETRY%g199" in raw.ask(RequestCode.GET_ALL_TOPIC_CONFIG).body
 
@@ -292,9 +292,9 @@ def test_a_client_that_leaves_before_its_many_groups_are_taken_is_no_member(
     data = [ConsumerData(group_name=f"g{number}") for number in range(200)]
     raw.post(RequestCode.HEART_BEAT, {}, HeartbeatData(client_id="c", consumer_data_set=data).encode())
     raw.close()
-    server, parts = broker.broker.running.server, broker.broker.running.parts
+    server, context = broker.broker.running.server, broker.broker.running.context
     while len(server.peers) > 1:
         other.bounds("T")
     broker.settle()
-    assert parts.members.groups() == ()
-    assert parts.charges.quotas.charged(Quota.SEATS, "address 127.0.0.1") == 0
+    assert context.members.groups() == ()
+    assert context.charges.quotas.charged(Quota.SEATS, "address 127.0.0.1") == 0

@@ -11,8 +11,8 @@ from tests.broker.running import Gate, ManualClock, RunningBroker
 from lanemq.broker.handlers.locks import MAX_LINES
 from lanemq.core.lane_status import Failure
 from lanemq.model.units import Millis
-from lanemq.net import loop_slices
-from lanemq.net.peer import Peer
+from lanemq.net.serving import loop_slices
+from lanemq.net.serving.peer import Peer
 from lanemq.wire.bodies import LockRequest, LockResponse, QueueBody
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.route_bodies import GroupList, SubscriptionGroupTable
@@ -343,7 +343,7 @@ def test_a_queue_of_another_broker_is_left_out(
     body = LockRequest(client_id="a", consumer_group="g", mq_set=mine).encode()
     reply = raw.ask(RequestCode.LOCK_BATCH_MQ, lane, body)
     assert [each.queue for each in LockResponse.decode(reply.body).lock_ok_mq_set] == [("T", BROKER, 0)]
-    assert len(clocked.broker.running.parts.state.leases()) == 1
+    assert len(clocked.broker.running.context.state.leases()) == 1
 
 
 def test_retry_queue_of_a_group_can_be_locked(clocked: RunningBroker) -> None:
@@ -384,7 +384,7 @@ def test_such_a_group_is_forgotten_also_after_a_restart(clocked: RunningBroker) 
     clocked.advance(2_000)
     listed = clocked.connect().ask(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG).body
     assert SubscriptionGroupTable.decode(listed).subscription_group_table == {}
-    assert clocked.broker.running.parts.locks.groups() == ()
+    assert clocked.broker.running.context.locks.groups() == ()
 
 
 def test_a_request_for_many_queues_is_few_lines_in_the_log(

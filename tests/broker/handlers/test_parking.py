@@ -308,7 +308,7 @@ def look_while_parking(start: Start, data: Path) -> int:
     for _ in range(64):
         raw.send("T", b"x" * 4000, queue=0)
     Owner(running).park(71)
-    table, pinning = running.broker.running.parts.progress, running.broker.running.housekeeping._pinning
+    table, pinning = running.broker.running.context.progress, running.broker.running.housekeeping._pinning
 
     def look() -> int:
         with table.watching() as changes:
@@ -341,7 +341,7 @@ def test_a_broker_killed_between_the_copy_and_the_deletion_copies_again(
     with monkeypatch.context() as patch:
         patch.setattr(Pinning, "deletable", nothing)
         running = with_little_retention(start, max_pinned_bytes=0)
-        rows = ProgressRows(running.broker.running.parts.state)
+        rows = ProgressRows(running.broker.running.context.state)
         name = LaneName("g", running.progress("g", "T").queue, KEY)
         until("it is copied", lambda: retire(running) == 0 and len(rows.copies(name, 0, 9)) == 2)
         image = running.crash_image(folder / "image")

@@ -120,14 +120,14 @@ def test_long_polls_end_with_their_connection(clocked: RunningBroker) -> None:
     raw.close()
     while clocked.call(lambda: len(clocked.broker.running.server.peers)) > 2:
         pass
-    polls, pull = clocked.broker.running.parts.polls, clocked.broker.running.pull
+    polls, pull = clocked.broker.running.context.polls, clocked.broker.running.pull
     assert clocked.call(lambda: (len(polls), pull._held, pull._by_peer)) == (0, {}, {})
     assert producer.send("T").code == 0
 
 
 def test_too_many_long_polls_are_answered_empty_at_once(start: Start) -> None:
     running = start()
-    running.broker.running.parts.polls._capacity = 1
+    running.broker.running.context.polls._capacity = 1
     raw = running.connect()
     raw.create("T")
     raw.post_pull("T", 0, hold=20_000)

@@ -106,6 +106,6 @@ def test_parts_end_with_their_connection_and_with_the_broker(clocked: RunningBro
     owner.raw.close()
     while clocked.call(lambda: len(clocked.broker.running.server.peers)) > 3:
         pass
-    polls, pull = clocked.broker.running.parts.polls, clocked.broker.running.pull
+    polls, pull = clocked.broker.running.context.polls, clocked.broker.running.pull
     assert clocked.call(lambda: (len(polls), pull._held, pull._by_peer)) == (0, {}, {})
     assert other.send("T").code == 0

@@ -299,7 +299,7 @@ def test_requests_without_a_reply_take_a_limited_amount_of_memory(
     with SignedClient(guarded, "root").is_producer("asker") as asker:
         for number in range(4):
             asker.send("T", properties={"CORRELATION_ID": f"c{number}", "REPLY_TO_CLIENT": "asker"})
-        found = guarded.broker.running.parts.notices
+        found = guarded.broker.running.context.notices
         known = [found.peer_that_asked("asker", f"c{number}") is not None for number in range(4)]
         assert known == [False, False, True, True]
         asker.close()

@@ -87,7 +87,7 @@ def test_a_report_that_cannot_be_noted_on_disk_is_not_taken(
     running: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a restart, consumers would begin at its offset."""
-    raw, state = running.connect(), running.broker.running.parts.state
+    raw, state = running.connect(), running.broker.running.context.state
 
     def full(*_: object) -> None:
         raise StorageError("disk full")

@@ -9,6 +9,7 @@ from tests.broker.conftest import Start
 from tests.broker.raw_client import RawClient, bodies
 from tests.broker.running import Gate, ManualClock, RunningBroker
 
+from lanemq.broker.storage import group_commit
 from lanemq.core.brokering.delay import DueTimes, delay_of
 from lanemq.log.reading import ReadResult
 from lanemq.wire.bodies import ConsumerData, HeartbeatData, SubscriptionData
@@ -148,9 +149,10 @@ def test_more_than_one_batch_of_a_level_is_delivered_in_order(clocked: RunningBr
     assert bodies(raw.read("T")) == [b"%d" % n for n in range(700)]
 
 
-def test_busy_broker_delivers_a_delayed_message_once(start: Start) -> None:
+def test_busy_broker_delivers_a_delayed_message_once(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """The messages that fitted must not be delivered again with those that did not."""
-    running = start(clock=ManualClock(), max_pending_bytes=1024 * 1024)
+    monkeypatch.setattr(group_commit, "MAX_PENDING_BYTES", 1024 * 1024)
+    running = start(clock=ManualClock())
     raw = running.connect()
     for n in range(8):
         assert raw.send("T", bytes([n]) * 300_000, properties={"DELAY": "1"}).code == 0
@@ -309,7 +311,7 @@ def test_timer_and_transactional_messages_are_refused_with_a_reason(clocked: Run
 def test_level_that_is_not_due_is_read_once_and_only_its_first_message(clocked: RunningBroker) -> None:
     """Every tick checks every level; reading all of it would cost megabytes each time."""
     raw = clocked.connect()
-    store = clocked.broker.running.parts.store
+    store = clocked.broker.running.context.store
     works, asked = store.read, list[tuple[int, int]]()
 
     def noting(topic: str, queue_id: int, offset: int, most: int, *more: Any) -> ReadResult:

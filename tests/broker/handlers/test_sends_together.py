@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from tests.broker.conftest import Start
 from tests.broker.raw_client import RawClient, bodies, send_ext
 from tests.broker.running import Gate, ManualClock, RunningBroker
+from tests.faulty_disk import FaultyDisk
 
 from lanemq.broker.handlers import send as send_handler
+from lanemq.broker.storage import group_commit
 from lanemq.broker.storage.group_commit import GroupCommit
-from lanemq.testing.faulty_disk import FaultyDisk
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.sends import MAX_TOGETHER
@@ -186,9 +187,12 @@ def test_a_burst_that_meets_a_failing_disk_is_refused_as_a_whole(start: Start) -
     assert bodies(raw.read("T")) == [b"0"]
 
 
-def test_a_burst_above_the_pending_limit_is_stored_as_far_as_it_fits(start: Start) -> None:
+def test_a_burst_above_the_pending_limit_is_stored_as_far_as_it_fits(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Like single sends: the first ones are stored, the others answered "busy"."""
-    running = start(max_pending_bytes=2**20)
+    monkeypatch.setattr(group_commit, "MAX_PENDING_BYTES", 2**20)
+    running = start()
     raw, gate = running.connect(), Gate(running)
     waiting = post_together(raw, "T", [{"body": b"x" * 60_000, "stamp": f"p.0.{n}"} for n in range(30)])
     last = raw.answer(waiting.pop()).code  # refused at once: the broker has read them all

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.broker.raw_client import pull_ext, send_ext
 from tests.broker.running import ManualClock
+from tests.faulty_disk import FaultyDisk
 from tests.log.conftest import memory_folder
 from tests.net.wire import Wire
 
@@ -25,15 +26,14 @@ from lanemq.broker.app import Broker
 from lanemq.broker.config import BrokerOptions
 from lanemq.broker.connections import Connections
 from lanemq.broker.context import BrokerContext
-from lanemq.broker.storage.group_commit import Done
+from lanemq.broker.storage.group_commit import MAX_PENDING_BYTES, Done
 from lanemq.core.brokering.topic_table import Permission
 from lanemq.log.queue_index import QueueIndex
 from lanemq.log.store import Store
 from lanemq.model.errors import DiskFull
 from lanemq.net.address import Address
-from lanemq.net.peer import Peer
-from lanemq.net.server import Listener, Server
-from lanemq.testing.faulty_disk import FaultyDisk
+from lanemq.net.serving.peer import Peer
+from lanemq.net.serving.server import Listener, Server
 from lanemq.testing.sim.broker import SimListener
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command, Frame, FrameDecoder, decode_command, encode_command
@@ -75,7 +75,7 @@ class OneBroker(Broker):
     def _new_listener(self) -> Listener:
         return SimListener(self.options.listen)
 
-    def _new_server(self, parts: BrokerContext, connections: Connections) -> Server:
+    def _new_server(self, context: BrokerContext, connections: Connections) -> Server:
         store_sends = connections._store_sends
         assert store_sends is not None
 
@@ -85,7 +85,7 @@ class OneBroker(Broker):
             return stored
 
         connections._store_sends = counted if self._reads_sends else None
-        return SilentServer(connections, reads=parts.group_commit, outbox=parts.outbox, nanoseconds=lambda: 0)
+        return SilentServer(connections, reads=context.group_commit, outbox=context.outbox, nanoseconds=lambda: 0)
 
     def connect(self) -> None:
         peer, wire = Peer(self.running.server), Wire(peername=("10.0.0.9", 4711))
@@ -94,28 +94,28 @@ class OneBroker(Broker):
         self.peers.append((peer, wire))
 
     @property
-    def parts(self) -> BrokerContext:
-        return self.running.parts
+    def context(self) -> BrokerContext:
+        return self.running.context
 
     def next_sequence(self, topic: str, queue: int, producer: str) -> int:
-        known = self.parts.producers._producers.get((topic, queue, producer))
+        known = self.context.producers._producers.get((topic, queue, producer))
         return 0 if known is None else known.next_sequence
 
     def state(self) -> dict[str, object]:
         """Everything that a send changes."""
-        parts, commit = self.parts, self.parts.group_commit
-        traffic = parts.traffic
+        context, commit = self.context, self.context.group_commit
+        traffic = context.traffic
         return {
             "replies": [wire.written.replace(str(self.options.data).encode(), b"") for _, wire in self.peers],
             "log": [path.read_bytes() for path in sorted((self.options.data / "log").glob("*.log"))],
-            "queues": {queue: parts.store.bounds(*queue) for queue in parts.store.queues()},
-            "index": [bytes(queue.tail) for queue in parts.store._queues],
-            "stamps": parts.producers.export(),
-            "unsaved stamps": sorted(parts.producers.dirty().rows),
+            "queues": {queue: context.store.bounds(*queue) for queue in context.store.queues()},
+            "index": [bytes(queue.tail) for queue in context.store._queues],
+            "stamps": context.producers.export(),
+            "unsaved stamps": sorted(context.producers.dirty().rows),
             "traffic": (sorted(traffic.topics()), list(traffic.put_counts), traffic.failed_puts, traffic.put_millis),
             "windows": traffic.put.last(60_000, now=self.clock.now()),
             "commits": (commit.appended, commit.pending_bytes, commit.times.commit.count, commit.times.flush.count),
-            "refusals": dict(parts.counters.refusals.counts),
+            "refusals": dict(context.counters.refusals.counts),
             "health": (type(commit.paused), type(commit.failure), commit.longest_wait(self.clock.now())),
             "seen": [peer.known for peer, _ in self.peers],
         }
@@ -138,9 +138,9 @@ class Pair:
         for topic in ("T", "U", "closed"):
             self.send(topic, body=b"creates the topic")
         for broker in self.both:
-            closed = broker.parts.topics.get("closed")
+            closed = broker.context.topics.get("closed")
             assert closed is not None
-            broker.parts.topics._topics["closed"] = closed._replace(permission=Permission.READ)
+            broker.context.topics._topics["closed"] = closed._replace(permission=Permission.READ)
 
     def run(self, awaitable: Any) -> Any:
         return self.loop.run_until_complete(awaitable)
@@ -171,8 +171,8 @@ class Pair:
         """Both get the bytes as one read, and answer."""
         for broker in self.both:
             self.on_loop(partial(broker.peers[peer][0].data_received, data))
-            self.run(broker.parts.group_commit.drained())
-            self.run(broker.parts.row_thread.call(lambda: None))
+            self.run(broker.context.group_commit.drained())
+            self.run(broker.context.row_thread.call(lambda: None))
 
     def check(self, *but: str) -> None:
         short, ordinary = (
@@ -323,7 +323,7 @@ def test_a_send_that_finds_the_disk_full_is_answered_busy_and_undone(pair: Pair)
     pair.check()
     for broker in pair.both:
         broker.disk.space = None
-        pair.on_loop(broker.parts.group_commit.resume)
+        pair.on_loop(broker.context.group_commit.resume)
     for number in (3, 4):
         pair.send(more=stamped(number))
     assert [reply.code for reply in pair.replies()[-2:]] == [0, 0]
@@ -334,17 +334,17 @@ def test_a_send_that_is_refused_is_counted_once(pair: Pair) -> None:
     for number in range(3):
         pair.send(more=stamped(number))
     for broker in pair.both:
-        pair.on_loop(partial(broker.parts.group_commit.pause, DiskFull("too little space")))
+        pair.on_loop(partial(broker.context.group_commit.pause, DiskFull("too little space")))
     pair.send(more=stamped(3))
     pair.check()
     for broker in pair.both:
-        pair.on_loop(broker.parts.group_commit.resume)
-        broker.parts.group_commit.pending_bytes = broker.options.max_pending_bytes
+        pair.on_loop(broker.context.group_commit.resume)
+        broker.context.group_commit.pending_bytes = MAX_PENDING_BYTES
     pair.send(more=stamped(3))
     assert "too much waits" in str(pair.replies()[-1].remark)
     pair.check()
     for broker in pair.both:
-        broker.parts.group_commit.pending_bytes = 0
+        broker.context.group_commit.pending_bytes = 0
 
 
 def test_a_failed_write_makes_the_broker_read_only(pair: Pair) -> None:
@@ -375,7 +375,7 @@ def test_a_topic_that_may_not_be_written_any_more_is_refused(pair: Pair) -> None
     for number in range(3):
         pair.send(more=stamped(number))
     for broker in pair.both:
-        topics = broker.parts.topics._topics
+        topics = broker.context.topics._topics
         topics["T"] = topics["T"]._replace(permission=Permission.READ)
     pair.send(more=stamped(3))
     assert "may not be written" in str(pair.replies()[-1].remark)
@@ -404,15 +404,15 @@ def test_a_send_that_relies_on_rows_waits_for_them(pair: Pair) -> None:
     peer, wire = broker.peers[0]
     before = broker.state()["log"]
     wire.writes.clear()
-    broker.parts.group_commit._rows, kept = rows, broker.parts.group_commit._rows
+    broker.context.group_commit._rows, kept = rows, broker.context.group_commit._rows
     data = encode_command(Command(310, 99, 0, send_ext("T") | stamped(3), b"b"))
     pair.on_loop(partial(peer.data_received, data))
     assert len(rows.waiting) == 1
     assert wire.written == b""
     assert broker.state()["log"] == before
-    broker.parts.group_commit._rows = kept
+    broker.context.group_commit._rows = kept
     pair.on_loop(partial(rows.waiting[0], None))
-    pair.run(broker.parts.group_commit.drained())
+    pair.run(broker.context.group_commit.drained())
     assert wire.written
 
 
@@ -425,13 +425,13 @@ def test_a_send_waits_while_the_log_thread_may_change_the_log(pair: Pair) -> Non
     wire.writes.clear()
     data = encode_command(Command(310, 99, 0, send_ext("T") | stamped(3), b"b"))
     try:
-        pair.on_loop(partial(broker.parts.thread.submit, opened.wait, lambda *_: None))
+        pair.on_loop(partial(broker.context.thread.submit, opened.wait, lambda *_: None))
         pair.on_loop(partial(peer.data_received, data))
         assert wire.written == b""
         assert broker.state()["log"] == before
     finally:
         opened.set()
-    pair.run(broker.parts.group_commit.drained())
+    pair.run(broker.context.group_commit.drained())
     assert wire.written
 
 

@@ -79,7 +79,7 @@ def test_stamps_survive_a_crash(start: Start, folder: Path, checkpointed: bool) 
     stamped(raw, 0, 6)
     if checkpointed:
         running.advance(10_000)
-        assert running.broker.running.parts.state.producers()
+        assert running.broker.running.context.state.producers()
     stamped(raw, 6, 4)
     check_stamps(start(running.crash_image(folder / "image")).connect())
 

@@ -101,7 +101,7 @@ def test_an_epoch_of_a_deleted_topic_is_never_granted_again(start: Start, folder
         last = epoch(running.connect(), owner)
         running.connect().unlock(owner)
     delete(running)
-    assert running.broker.running.parts.state.leases() == []
+    assert running.broker.running.context.state.leases() == []
     if crash:
         running = start(running.crash_image(folder / "image"), clock=running.clock)
     else:
@@ -115,22 +115,22 @@ def test_a_sender_that_knew_the_topic_does_not_create_it_again(clocked: RunningB
     delete(clocked)
     refused = raw.ask(RequestCode.SEND_MESSAGE_V2, {**send_ext("T"), "c": ""}, b"x")
     assert refused.code == ResponseCode.TOPIC_NOT_EXIST
-    assert clocked.broker.running.parts.topics.get("T") is None
+    assert clocked.broker.running.context.topics.get("T") is None
     assert raw.send("T").code == 0, "a stock producer names the template, and gets a topic as from RocketMQ"
 
 
 def test_loop_does_not_wait_for_the_disk(clocked: RunningBroker) -> None:
-    parts = clocked.broker.running.parts
+    context = clocked.broker.running.context
     wrote: list[threading.Thread] = []
-    works = parts.state.drop_topic
+    works = context.state.drop_topic
 
     def noting(topic: str, position: int) -> None:
         wrote.append(threading.current_thread())
         works(topic, position)
 
-    parts.state.drop_topic = noting  # type: ignore[method-assign]
+    context.state.drop_topic = noting  # type: ignore[method-assign]
     delete(clocked)
-    assert wrote == [clocked.broker.running.parts.row_thread._thread]
+    assert wrote == [clocked.broker.running.context.row_thread._thread]
 
 
 def test_crash_halfway_leaves_an_empty_topic_and_no_old_messages(
@@ -138,8 +138,8 @@ def test_crash_halfway_leaves_an_empty_topic_and_no_old_messages(
 ) -> None:
     raw = clocked.connect()
     raw.send("T", b"old")
-    parts = clocked.broker.running.parts
-    works = parts.state.delete_topic
+    context = clocked.broker.running.context
+    works = context.state.delete_topic
     images: list[Path] = []
 
     def copying(name: str) -> None:
@@ -147,7 +147,7 @@ def test_crash_halfway_leaves_an_empty_topic_and_no_old_messages(
         shutil.copytree(clocked.options.data, images[0])
         works(name)
 
-    parts.state.delete_topic = copying  # type: ignore[method-assign]
+    context.state.delete_topic = copying  # type: ignore[method-assign]
     delete(clocked)
     after = start(images[0], clock=clocked.clock).connect()
     assert after.bounds("T") == (0, 0)
@@ -168,6 +168,6 @@ def test_a_topic_created_again_during_its_deletion_is_kept(clocked: RunningBroke
     gate.open()
     assert raw.answer(deleted).code == raw.answer(created).code == 0
     clocked.restart()
-    topic = clocked.broker.running.parts.topics.get("T")
+    topic = clocked.broker.running.context.topics.get("T")
     assert topic is not None
     assert topic.write_queues == 2

@@ -266,7 +266,7 @@ def test_a_clock_that_jumps_makes_retention_neither_early_nor_late(start: Start,
 def test_retention_by_wall_time_would_follow_the_clock(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: the age as it was, wall time less store time."""
     running = start(clock=ManualClock(), segment_bytes=64 * 1024)
-    raw, clock, store = running.connect(), running.clock, running.broker.running.parts.store
+    raw, clock, store = running.connect(), running.clock, running.broker.running.context.store
     assert clock is not None
     fill(raw)
 
@@ -313,7 +313,7 @@ def test_after_a_crash_a_log_file_is_younger_by_a_minute_at_most(start: Start) -
     fill(running.connect())
     running.advance(50 * HOUR)
     running.advance(100)
-    state = running.broker.running.parts.state
+    state = running.broker.running.context.state
     while not running.call(state.ages):
         pass
     assert min(running.call(state.ages).values()) >= 50 * HOUR

@@ -17,6 +17,7 @@ from tests.broker.conftest import Start
 from tests.broker.handlers.test_parking import Owner, fill
 from tests.broker.running import ManualClock, RunningBroker
 from tests.certificates import Authority
+from tests.faulty_disk import FaultyDisk
 
 from lanemq.broker import runtime_info
 from lanemq.broker.monitor import catalogue, figures, health
@@ -27,11 +28,10 @@ from lanemq.model.errors import InvalidOption
 from lanemq.model.figures import Kind, MetricSample
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
-from lanemq.net import loop_slices
 from lanemq.net.address import Address
-from lanemq.net.blocking import connect
-from lanemq.net.server_tls import ServerTls, TlsMode
-from lanemq.testing.faulty_disk import FaultyDisk
+from lanemq.net.calling.blocking import connect
+from lanemq.net.serving import loop_slices
+from lanemq.net.serving.server_tls import ServerTls, TlsMode
 
 ANY_PORT = Address("127.0.0.1", 0)
 
@@ -160,11 +160,11 @@ def test_of_a_metric_with_many_samples_runtime_info_has_the_largest_step_by_step
 ) -> None:
     """Each metric for itself: large numbers of bytes do not hide small lags."""
     monkeypatch.setattr(runtime_info, "MAX_PER_METRIC", 3)
-    parts = start().broker.running.parts
+    context = start().broker.running.context
     samples = [MetricSample(catalogue.BYTES_OUT, 10**9 + n, (f"g{n}", "T")) for n in range(9)]
     samples += [MetricSample(catalogue.LAG_SECONDS, n % 5, (f"g{n}", "T")) for n in range(9)]
     steps, table = 0, dict[str, str]()
-    work = runtime_info.runtime_info(parts, Millis(0), samples)
+    work = runtime_info.runtime_info(context, Millis(0), samples)
     try:
         while True:
             next(work)
@@ -204,13 +204,13 @@ def test_a_read_only_broker_is_live_and_not_ready_and_says_why(start: Start) -> 
 
 def test_a_broker_that_stops_is_not_ready_for_clients_that_are_still_connected(start: Start) -> None:
     running = start()
-    raw, parts = running.connect(), running.broker.running.parts
+    raw, context = running.connect(), running.broker.running.context
     assert raw.runtime()["lanemq_ready"] == "1"
-    parts.stopping = True
+    context.stopping = True
     assert raw.runtime()["lanemq_ready"] == "0"
-    parts.stopping = False
+    context.stopping = False
     running.stop()
-    assert parts.stopping, "a stop begins with it"
+    assert context.stopping, "a stop begins with it"
 
 
 def test_a_disk_that_cannot_be_asked_is_unknown_in_runtime_info_and_fails_nothing_else(
@@ -253,7 +253,7 @@ def test_the_monitor_answers_while_the_event_loop_hangs(start: Start, monkeypatc
     running.call(lambda: None)
     tasks = running.call(lambda: [task.get_coro() for task in asyncio.all_tasks()])
     assert not [each for each in tasks if "Figures.read" in str(each)], "no client waits for them any more"
-    while running.call(lambda: bool(running.broker.running.parts.slices._waiting)):
+    while running.call(lambda: bool(running.broker.running.context.slices._waiting)):
         pass
 
 

@@ -14,13 +14,13 @@ import pytest
 from tests.broker.conftest import Start
 from tests.broker.raw_client import bodies
 from tests.broker.running import ManualClock, RunningBroker
+from tests.faulty_disk import FaultyDisk
 
-from lanemq.broker.storage.checkpoints import KEY_INDEX_STEP_BYTES, MAX_POSTPONED_TICKS, Checkpoints
+from lanemq.broker.storage.checkpoints import INDEXES_EVERY_MS, KEY_INDEX_STEP_BYTES, MAX_POSTPONED_TICKS, Checkpoints
 from lanemq.core.brokering.dedup import ProducerTable
 from lanemq.core.brokering.delay import DelayQueueCursors
 from lanemq.model.errors import StorageError
 from lanemq.model.units import Millis
-from lanemq.testing.faulty_disk import FaultyDisk
 from lanemq.wire.codes import ResponseCode
 
 
@@ -33,12 +33,10 @@ class GrowingLog:
         self.keys_indexed = False
         self.group_commit: Any = SimpleNamespace(pending_bytes=0)
         clock: Any = SimpleNamespace(now=lambda: Millis(0))
-        never: Any = SimpleNamespace(checkpoint_every=1e9)
         store_and_thread: Any = self
         unused: Any = {"topic_keeper": None, "producers": None, "slices": None}
         nothing: Any = {"delays": DelayQueueCursors()}
         self._checkpoints = Checkpoints(
-            never,
             clock,
             store=store_and_thread,
             row_thread=store_and_thread,
@@ -106,7 +104,6 @@ class RelaxedBroker:
             log_end=100, keys_indexed=True, appender=sync, checkpoints=written, options=SimpleNamespace(durable=False)
         )
         thread: Any = SimpleNamespace(submit=lambda job, done: self.jobs.append((job, done)))
-        options: Any = SimpleNamespace(checkpoint_every=1)
         clock: Any = SimpleNamespace(now=lambda: Millis(0))
         group_commit: Any = SimpleNamespace(
             pending_bytes=0,
@@ -118,7 +115,6 @@ class RelaxedBroker:
         slices: Any = SimpleNamespace(begin=lambda steps: deque(steps, maxlen=0))
         nothing: Any = {"delays": DelayQueueCursors()}
         self.checkpoints = Checkpoints(
-            options,
             clock,
             store=store,
             row_thread=thread,
@@ -132,7 +128,7 @@ class RelaxedBroker:
 
     def tick(self) -> None:
         """One tick, and then the jobs that it gave to the threads."""
-        self.checkpoints.tick(Millis(2_000))
+        self.checkpoints.tick(Millis(2 * INDEXES_EVERY_MS))
         jobs, self.jobs = self.jobs, []
         for job, done in jobs:
             done(job(), None)
@@ -154,8 +150,11 @@ def test_control_a_checkpoint_that_does_not_ask_for_the_sync_comes_first(monkeyp
     assert broker.happened == ["checkpoint"]
 
 
-def test_a_broker_that_stops_while_index_entries_are_taken_finds_all_of_them_again(start: Start) -> None:
-    running = start(checkpoint_every=1e6)
+def test_a_broker_that_stops_while_index_entries_are_taken_finds_all_of_them_again(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lanemq.broker.storage.checkpoints.INDEXES_EVERY_MS", 2**50)
+    running = start()
     raw, checkpoints = running.connect(), running.broker.running.checkpoints
     for queue in range(3):
         raw.send("T", b"x", queue=queue)
@@ -181,20 +180,20 @@ def test_a_broker_that_stops_while_index_entries_are_taken_finds_all_of_them_aga
 def slow_log(running: RunningBroker) -> Iterator[None]:
     """Messages do not reach the disk; rows do."""
     opened = threading.Event()
-    running.call(partial(running.broker.running.parts.thread.submit, lambda: opened.wait(60), lambda *_: None))
+    running.call(partial(running.broker.running.context.thread.submit, lambda: opened.wait(60), lambda *_: None))
     yield
     opened.set()
 
 
 def ticks(running: RunningBroker, millis: int = 0) -> None:
     """Some ticks after so long; with 6,000 ms, they begin a checkpoint."""
-    parts, tick = running.broker.running.parts, running.broker.running.housekeeping.tick
+    context, tick = running.broker.running.context, running.broker.running.housekeeping.tick
     assert running.clock is not None
     running.clock.passed += millis
     for _ in range(3):
         running.call(tick)
-        running.wait_for(parts.row_thread.call(lambda: None))
-    running.wait_for(parts.search_thread.call(lambda: None))
+        running.wait_for(context.row_thread.call(lambda: None))
+    running.wait_for(context.search_thread.call(lambda: None))
 
 
 def test_a_message_that_a_crash_takes_is_no_duplicate_when_it_is_repeated(start: Start, folder: Path) -> None:
@@ -233,7 +232,7 @@ def test_a_message_that_was_undone_during_a_checkpoint_is_no_duplicate_after_a_c
 
 def test_a_checkpoint_is_not_written_before_the_stamps_of_all_producers_are_copied(start: Start) -> None:
     running = start(clock=ManualClock())
-    raw, parts, checkpoints = running.connect(), running.broker.running.parts, running.broker.running.checkpoints
+    raw, context, checkpoints = running.connect(), running.broker.running.context, running.broker.running.checkpoints
     for number in range(5):
         raw.send("T", stamp=f"p{number}.0.0")
     copying: list[Iterator[None]] = []
@@ -245,15 +244,15 @@ def test_a_checkpoint_is_not_written_before_the_stamps_of_all_producers_are_copi
 
     checkpoints._slices = SimpleNamespace(begin=begin)  # type: ignore[assignment]
     ticks(running, 6_000)
-    assert list(parts.state.producers()) == []
+    assert list(context.state.producers()) == []
     running.call(lambda: deque(copying[0], maxlen=0))
     ticks(running)
-    assert len(list(parts.state.producers())) == 5
+    assert len(list(context.state.producers())) == 5
 
 
 def test_what_a_failed_checkpoint_had_is_in_the_next_one(start: Start, folder: Path) -> None:
     running = start(clock=ManualClock())
-    raw, checkpoints = running.connect(), running.broker.running.parts.store.checkpoints
+    raw, checkpoints = running.connect(), running.broker.running.context.store.checkpoints
     raw.send("T", b"x", stamp="p.0.0")
     write, failed = checkpoints.write, list[object]()
 
@@ -267,7 +266,7 @@ def test_what_a_failed_checkpoint_had_is_in_the_next_one(start: Start, folder: P
     ticks(running, 6_000)
     assert failed
     ticks(running, 6_000)
-    assert len(list(running.broker.running.parts.state.producers())) == 1
+    assert len(list(running.broker.running.context.state.producers())) == 1
     again = start(running.crash_image(folder / "image")).connect()
     assert bodies(again.read("T")) == [b"x"]
     assert again.send("T", stamp="p.0.0").ext["laneDuplicate"] == "true"

@@ -10,11 +10,11 @@ from tests.broker.conftest import Start
 from tests.broker.handlers.test_parking import Owner, fill
 from tests.broker.raw_client import RawClient, bodies
 from tests.broker.running import Gate, ManualClock, RunningBroker
+from tests.faulty_disk import FaultyDisk
 
 from lanemq.core.brokering.dedup import ProducerTable
 from lanemq.log.store import Store
 from lanemq.model.errors import DiskFull, StorageError
-from lanemq.testing.faulty_disk import FaultyDisk
 from lanemq.wire.codes import RequestCode, ResponseCode
 
 FAULTS = {
@@ -133,7 +133,7 @@ def test_without_undoing_stamps_a_repeat_would_be_a_false_success(
 def test_a_topic_whose_row_meets_a_full_disk_has_no_message_before_its_row(start: Start, folder: Path) -> None:
     running = start()
     raw = running.connect()
-    state = running.broker.running.parts.state
+    state = running.broker.running.context.state
     works = state.save_topic
 
     def full(name: str, settings: str) -> None:
@@ -209,7 +209,7 @@ def test_a_topic_deleted_on_a_full_disk_frees_its_log_files_and_stays_deleted(st
         for _ in range(5):
             assert raw.send(topic, bytes(60_000)).code == 0
     running.advance(6_000)  # a checkpoint
-    state = running.broker.running.parts.state
+    state = running.broker.running.context.state
     works, before = state.drop_topic, log_size(folder)
 
     def full(name: str, position: int) -> None:
@@ -235,7 +235,7 @@ def test_a_topic_created_again_is_not_deleted_by_the_repeated_deletion_of_its_pr
     running = start(clock=ManualClock(), min_free_bytes=0)  # without a reserve
     raw = running.connect()
     assert raw.send("T", b"old").code == 0
-    state = running.broker.running.parts.state
+    state = running.broker.running.context.state
     works = state.drop_topic
     full = [True, True]
 
@@ -248,7 +248,7 @@ def test_a_topic_created_again_is_not_deleted_by_the_repeated_deletion_of_its_pr
     state.drop_topic = sometimes_full  # type: ignore[method-assign]
     for _ in range(2):
         assert raw.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"}).code == ResponseCode.SYSTEM_BUSY
-    running.call(running.broker.running.parts.group_commit.resume)
+    running.call(running.broker.running.context.group_commit.resume)
     assert raw.send("T", b"new").code == 0
     running.advance(5_000)
     assert "T" in state.topics()
@@ -292,7 +292,7 @@ def test_no_message_is_acknowledged_for_a_topic_whose_row_cannot_be_saved(broker
     def refuse(name: str, settings: str) -> None:
         raise StorageError("the state database failed: disk I/O error")
 
-    broker.broker.running.parts.state.save_topic = refuse  # type: ignore[method-assign]
+    broker.broker.running.context.state.save_topic = refuse  # type: ignore[method-assign]
     assert raw.send("T").code == ResponseCode.SERVICE_NOT_AVAILABLE
     assert raw.create("U").code == ResponseCode.SERVICE_NOT_AVAILABLE
     assert "database" in raw.runtime()["laneReadOnly"]
@@ -301,7 +301,7 @@ def test_no_message_is_acknowledged_for_a_topic_whose_row_cannot_be_saved(broker
 def test_an_epoch_that_cannot_be_saved_is_not_granted(broker: RunningBroker) -> None:
     raw = broker.connect()
     raw.create("T")
-    state = broker.broker.running.parts.state
+    state = broker.broker.running.context.state
     works = state.save_leases
 
     def refuse(rows: object) -> None:
@@ -342,7 +342,7 @@ def test_failed_sync_of_a_relaxed_broker_stops_its_writes(start: Start) -> None:
 
 def test_a_failing_answer_does_not_prevent_others(broker: RunningBroker) -> None:
     raw = broker.connect()
-    commits = broker.broker.running.parts.group_commit
+    commits = broker.broker.running.context.group_commit
 
     def fail(_: object) -> None:
         raise sqlite3.Error("from a listener")
@@ -421,7 +421,7 @@ def test_without_that_look_messages_are_acknowledged_and_lost(start: Start, monk
 
 def test_the_file_of_the_lock_alone_may_be_deleted(broker: RunningBroker) -> None:
     (broker.options.data / "lock").unlink()
-    assert broker.broker.running.parts.store.lost() is None
+    assert broker.broker.running.context.store.lost() is None
 
 
 def test_a_step_that_fails_at_every_tick_is_logged_once_a_minute(
@@ -434,7 +434,7 @@ def test_a_step_that_fails_at_every_tick_is_logged_once_a_minute(
         raise OSError(5, "Input/output error")
 
     # Not of the class: another broker of this process, which other tests share, would log the same.
-    monkeypatch.setattr(running.broker.running.parts.store, "space", fail)
+    monkeypatch.setattr(running.broker.running.context.store, "space", fail)
     for _ in range(10):
         running.call(running.broker.running.housekeeping.tick)
     failures = [record for record in caplog.records if record.message == "housekeeping failed"]

@@ -20,8 +20,8 @@ from lanemq.log.store import Store
 from lanemq.model.errors import DiskFull, StorageError
 from lanemq.model.names import SCHEDULE_TOPIC
 from lanemq.model.units import Millis
-from lanemq.net.loop_slices import SLICE_NS
-from lanemq.net.outbox import Outbox
+from lanemq.net.serving.loop_slices import SLICE_NS
+from lanemq.net.serving.outbox import Outbox
 from lanemq.wire.record import NO_HOST, is_marked_synced
 
 ANN, BOB = 1, 2

@@ -98,7 +98,7 @@ def test_a_disk_that_is_nearly_full_says_that_retention_waits_for_the_rebuild(
     waiting: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = waiting.broker.running
-    monkeypatch.setattr(running.parts.store, "space", lambda: Space(1, 2**40))
+    monkeypatch.setattr(running.context.store, "space", lambda: Space(1, 2**40))
     waiting.call(running.housekeeping.tick)
     refused = waiting.connect().send("T")
     assert refused.code != ResponseCode.SUCCESS
@@ -212,4 +212,4 @@ def test_a_broker_that_is_killed_in_the_middle_of_a_large_rebuild_loses_nothing(
             assert stored_numbers(raw, queue) == wanted + ([*sent, b"last"] if queue == 0 else [])
     process.stop()
     assert "indexes are missing" in process.log, "the killed rebuild was not done"
-    assert start().broker.running.parts.store.rebuild is None, "now it is"
+    assert start().broker.running.context.store.rebuild is None, "now it is"

@@ -46,7 +46,7 @@ def running_with_commits(start: Start, **finished: list[tuple[int, int]]) -> tup
         SavedOffset(group, queue, QueueOffset(3), False, FinishedRanges.of(ranges).encode(3))
         for group, ranges in finished.items()
     ]
-    running.call(lambda: running.broker.running.parts.progress.restore(rows))
+    running.call(lambda: running.broker.running.context.progress.restore(rows))
     return running, raw
 
 
@@ -91,13 +91,13 @@ def test_files_that_are_kept_for_parked_messages_are_not_counted_as_deleted(star
 
 def counted_while(running: RunningBroker, change: Callable[[ProgressTable], object]) -> dict[str, int]:
     """What groups have not finished of topic T, if something changes after they were looked at."""
-    parts = running.broker.running.parts
+    context = running.broker.running.context
 
     def count() -> dict[str, int]:
-        steps = parts.unread.below(parts.store.log_end)
-        for _ in parts.progress.groups():
+        steps = context.unread.below(context.store.log_end)
+        for _ in context.progress.groups():
             next(steps)
-        change(parts.progress)
+        change(context.progress)
         return {group: count for (group, _), count in in_one_piece(steps).counts.items()}
 
     return running.call(count)

@@ -7,7 +7,8 @@ import pytest
 from tests.chaos.members import until
 from tests.cli.conftest import Run
 
-from lanemq.client.admin.admin import Admin, Position
+from lanemq.client.admin.admin import Admin
+from lanemq.client.admin.group_offsets import Position
 from lanemq.client.admin.key_progress import KeyProgress
 from lanemq.client.admin.queue_progress import QueueBacklog
 from lanemq.client.admin.views import AtOffset, GroupQueue, LaneStateView, NoAnswer

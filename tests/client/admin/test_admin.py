@@ -21,7 +21,7 @@ from lanemq.model.errors import InvalidName, InvalidOption, LaneError, TopicNotF
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
 from lanemq.net.address import parse_address
-from lanemq.net.blocking import BlockingConnection
+from lanemq.net.calling.blocking import BlockingConnection
 from lanemq.testing.embedded import EmbeddedBroker
 from lanemq.wire.bodies import ConsumerData, HeartbeatData, LockRequest, QueueBody, SubscriptionData
 from lanemq.wire.codes import RequestCode, ResponseCode
@@ -135,7 +135,7 @@ def test_a_topic_has_eight_queues_by_default(admin: Admin) -> None:
 def test_a_globally_ordered_topic_is_stored_as_such_by_the_broker(admin: Admin, broker: EmbeddedBroker) -> None:
     admin.create_topic("a-global", ordered="global")
     assert len(admin.describe_topic("a-global").queues) == 1
-    topics = broker.broker.running.parts.topic_keeper
+    topics = broker.broker.running.context.topic_keeper
     assert broker.call(lambda: topics.existing("a-global")).order is TopicOrder.GLOBAL
 
 

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import pytest
 from tests.client.fake_broker import FakeBroker
 
-from lanemq.client.admin.admin import Admin, Position
+from lanemq.client.admin.admin import Admin
+from lanemq.client.admin.group_offsets import Position
 from lanemq.client.admin.views import AtOffset, AtTime
 from lanemq.model.errors import UsageError
 from lanemq.model.units import QueueOffset

@@ -77,7 +77,7 @@ def test_progress_of_a_queue_that_is_released_or_moves_is_not_reported(
 ) -> None:
     assigned = assigned_at(5)
     finish(assigned, first=5)
-    assigned.released, assigned.moving = released, moving
+    assigned.released, assigned.moving_to = released, moving
     assert assigned.unconfirmed() is None
 
 

@@ -223,7 +223,7 @@ def test_turns_that_end_during_a_reset_are_not_reported() -> None:
             during = len(broker.what("commit"))
             go.set()
             await until(lambda: broker.offsets[Q] == COUNT)
-            assert assigned.moving is None
+            assert assigned.moving_to is None
             return during, broker.what("commit")[0][3]
 
     assert run_virtual(main) == (0, (Q, 7))

@@ -33,7 +33,7 @@ def parking(tmp_path: Path) -> Iterator[ParkingFixture]:
 
 
 def is_moving(app: App) -> bool:
-    return any(each.moving is not None for each in app._require_engine().assignment)
+    return any(each.moving_to is not None for each in app._require_engine().assignment)
 
 
 def without_reports(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,7 +270,7 @@ def test_a_redrive_works_after_retention_is_due_for_the_originals(tmp_path: Path
         housekeeping = parking.broker.broker.running.housekeeping
         parking.broker.call(housekeeping._retire)
         until("retention has looked", lambda: not housekeeping.retiring)
-        return parking.broker.call(lambda: parking.broker.broker.running.parts.store.bounds(TOPIC, 0)[0])
+        return parking.broker.call(lambda: parking.broker.broker.running.context.store.bounds(TOPIC, 0)[0])
 
     if max_pinned_bytes:
         assert first_after_retention() == 0, "their file is kept"

@@ -11,7 +11,7 @@ from lanemq.client.consumer.pull_stream import Following, Pulled, PullStream, on
 from lanemq.model.errors import BrokerRefused, ConnectionLost, RequestTimedOut
 from lanemq.model.units import QueueOffset
 from lanemq.net.address import Address
-from lanemq.net.connection import Connection, ConnectionPool
+from lanemq.net.calling.connection import Connection, ConnectionPool
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.command import Command, FrameDecoder, decode_command, encode_response
 from lanemq.wire.headers import PullHeader, PullResponse

@@ -18,7 +18,7 @@ from lanemq.client.consumer.turns.scheduler import MessageRun, Scheduler
 from lanemq.client.consumer.turns.workers import run_worker_async
 from lanemq.client.message import Message
 from lanemq.core.consuming.busy_workers import LATE_MS, MAX_MESSAGES, Worker
-from lanemq.core.consuming.runs import NO_LEASE_NEEDED, LaneOptions
+from lanemq.core.consuming.runs import FAILED, NO_LEASE_NEEDED, LaneOptions
 from lanemq.core.consuming.scheduler import LaneScheduler
 from lanemq.model.units import Millis, QueueOffset
 
@@ -137,6 +137,23 @@ def test_no_second_worker_is_woken_while_one_is_waking_up() -> None:
     steps.bell.waking = True
     assert steps.scheduler.take_runs(Worker())
     assert steps.bell.woken == 1
+
+
+def test_a_worker_that_leaves_a_held_key_to_a_quick_worker_does_not_spin() -> None:
+    """The key's time has come, and the other worker is not late yet: a pause of 0 would be followed by the same one."""
+    steps = Steps(lambda: steps.scheduler.close())
+    worker = steps.begun("held")
+    assert worker.run is not None
+    steps.scheduler.finish(worker.run, FAILED, 0, "failed")
+    worker.run = None
+    until = steps.scheduler._lanes.wait().until
+    assert until is not None
+    steps.clock.at = until - 1
+    steps.share = MAX_MESSAGES
+    steps.begun("hangs")
+    steps.clock.at = until
+    assert not steps.scheduler.take_runs(Worker())
+    assert steps.bell.patience == [0.001]
 
 
 def test_a_worker_that_leaves_quick_work_to_another_looks_again_when_that_one_is_late() -> None:

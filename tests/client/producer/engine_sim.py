@@ -2,7 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -10,7 +10,7 @@ from tests.client.virtual_time import ManualClock
 from tests.wire.encoding import split_batch
 
 from lanemq.client.producer.batches import PendingMessage, RequestBuilder
-from lanemq.client.producer.engine import Actions, FlushMark, SendEngine, SendRequest
+from lanemq.client.producer.engine import SENDING, Actions, FlushMark, SendEngine, SendRequest
 from lanemq.client.producer.inbox import Intake, KeySenders
 from lanemq.client.producer.options import ProducerOptions
 from lanemq.client.producer.outcomes import notify_all
@@ -107,11 +107,12 @@ class EngineSim:
     The broker refuses at once and acknowledges only after the disk, so replies come in another order than requests.
     """
 
-    def __init__(self, *, checks_stamps: bool = True, **options: float) -> None:
+    def __init__(self, *, checks_stamps: bool = True, delivery_timeout: float = 120.0, **sending: int) -> None:
         self.clock, self.history, self.results = ManualClock(), RecordingHistory(), RecordingWaiter()
         self.checks_stamps = checks_stamps
-        settings = ProducerOptions(codec="bytes", history=self.history, **options)  # type: ignore[arg-type]
-        self.engine = SendEngine(settings, RequestBuilder("g", "client", "p"), self.clock)
+        settings = ProducerOptions(codec="bytes", history=self.history, delivery_timeout=delivery_timeout)
+        builder = RequestBuilder("g", "client", "p")
+        self.engine = SendEngine(settings, builder, self.clock, replace(SENDING, **sending))
         self.wire: list[SendRequest] = []
         self.answers: list[tuple[SendRequest, Command]] = []
         self.strays: list[SendRequest] = []
@@ -339,7 +340,7 @@ def play(sim: EngineSim, steps: Sequence[tuple[object, ...]]) -> None:
         assert sim.engine.unsettled.bytes >= 0
 
 
-def served(**options: float) -> EngineSim:
+def served(**options: Any) -> EngineSim:
     """A connected simulation with nothing in flight."""
     sim = EngineSim(**options)
     sim.offer(None)

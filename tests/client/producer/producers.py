@@ -1,16 +1,30 @@
 """Both producers with one interface, so that every test runs with both."""
 
 import asyncio
+import contextlib
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Protocol, Self, TypeVar
 
+import pytest
+
 from lanemq.client.producer.async_producer import AsyncProducer
+from lanemq.client.producer.base import ProducerBase
+from lanemq.client.producer.engine import SENDING
 from lanemq.client.producer.freezes import Frozen
 from lanemq.client.producer.producer import Producer
 from lanemq.client.receipt import Receipt
 
 T = TypeVar("T")
+
+
+@contextlib.contextmanager
+def sending(**limits: int) -> Iterator[None]:
+    """Producers that are made in the block have other limits than all programs have, such as smaller batches."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ProducerBase, "_sending", replace(SENDING, **limits))
+        yield
 
 
 class Pending(Protocol):

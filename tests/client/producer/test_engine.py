@@ -1,6 +1,7 @@
 """The engine without sockets: after any schedule of losses and delays each message is stored once, in order."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -11,7 +12,7 @@ from tests.client.virtual_time import ManualClock
 from tests.wire.encoding import split_batch
 
 from lanemq.client.producer.batches import PendingMessage, RequestBuilder
-from lanemq.client.producer.engine import Actions, SendEngine, SendRequest
+from lanemq.client.producer.engine import SENDING, Actions, SendEngine, SendRequest
 from lanemq.client.producer.options import ProducerOptions
 from lanemq.client.producer.outcomes import notify_all
 from lanemq.client.producer.waiters import Waiter
@@ -26,14 +27,15 @@ from lanemq.wire.properties import find_stamp
 class Rig:
     """An engine and a broker that checks stamps. The test moves every request and reply by hand."""
 
-    def __init__(self, *, checks_stamps: bool = True, **options: int | float) -> None:
+    def __init__(self, *, checks_stamps: bool = True, delivery_timeout: float = 120.0, **sending: int) -> None:
         self.clock = ManualClock()
         self.results = RecordingWaiter()
         self.checks_stamps = checks_stamps
         self.engine = SendEngine(
-            ProducerOptions(codec="bytes", **options),  # type: ignore[arg-type]
+            ProducerOptions(codec="bytes", delivery_timeout=delivery_timeout),
             RequestBuilder("g", "client", "p"),
             self.clock,
+            replace(SENDING, **sending),
         )
         self.wire: list[SendRequest] = []
         self.log: list[int] = []
@@ -133,7 +135,7 @@ STEPS = st.lists(
 @settings(max_examples=150, deadline=None)
 @given(STEPS, st.integers(1, 4), st.integers(1, 3))
 def test_any_schedule_stores_each_message_once_and_in_order(steps: Sequence[str], window: int, batch: int) -> None:
-    rig = Rig(window=window, max_batch_messages=batch, delivery_timeout=3600.0, request_timeout=3600.0)
+    rig = Rig(window=window, max_count=batch, delivery_timeout=3600.0, answer_timeout=3_600_000)
     rig.offer()
     for step in steps:
         _step(rig, step)
@@ -171,7 +173,7 @@ def _step(rig: Rig, step: str) -> None:
 @settings(max_examples=60, deadline=None)
 @given(STEPS)
 def test_broker_without_stamps_gets_one_batch_at_a_time(steps: Sequence[str]) -> None:
-    rig = Rig(checks_stamps=False, window=4, max_batch_messages=2, delivery_timeout=3600.0)
+    rig = Rig(checks_stamps=False, window=4, max_count=2, delivery_timeout=3600.0)
     for step in steps:
         if step in ("offer", "many", "tick", "take", "busy"):
             _step(rig, step)
@@ -194,7 +196,7 @@ def test_a_repetition_is_the_same_request() -> None:
 
 
 def test_a_partial_batch_grows_until_the_reply_arrives() -> None:
-    rig = Rig(max_batch_messages=10)
+    rig = Rig(max_count=10)
     rig.offer()
     rig.connect()
     rig.offer(3)
@@ -205,7 +207,7 @@ def test_a_partial_batch_grows_until_the_reply_arrives() -> None:
 
 
 def test_a_full_batch_does_not_wait_for_the_reply() -> None:
-    rig = Rig(max_batch_messages=10, window=3)
+    rig = Rig(max_count=10, window=3)
     rig.offer()
     rig.connect()
     rig.offer(25)
@@ -214,7 +216,7 @@ def test_a_full_batch_does_not_wait_for_the_reply() -> None:
 
 def test_an_unanswered_request_replaces_the_connection_only_if_the_broker_drops_repeats() -> None:
     for checks_stamps, expected in ((True, ("b",)), (False, ())):
-        rig = Rig(checks_stamps=checks_stamps, request_timeout=3.0)
+        rig = Rig(checks_stamps=checks_stamps, answer_timeout=3_000)
         rig.offer()
         rig.connect()
         assert rig.tick(2999).hang_up == ()
@@ -222,7 +224,7 @@ def test_an_unanswered_request_replaces_the_connection_only_if_the_broker_drops_
 
 
 def test_a_passed_deadline_fails_the_oldest_message_and_freezes_its_key() -> None:
-    rig = Rig(delivery_timeout=10.0, max_batch_messages=1, window=1)
+    rig = Rig(delivery_timeout=10.0, max_count=1, window=1)
     rig.offer()
     rig.connect()
     rig.offer()
@@ -307,7 +309,7 @@ def test_a_late_reply_to_a_message_given_up_changes_nothing() -> None:
 
 
 def test_a_late_refusal_of_an_earlier_attempt_does_not_settle_the_current_one() -> None:
-    rig = Rig(window=2, max_batch_messages=1, request_timeout=3.0)
+    rig = Rig(window=2, max_count=1, answer_timeout=3_000)
     rig.offer()
     rig.connect()
     rig.offer()

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import pytest
 from tests.client.fake_broker import FakeBroker, Fault
-from tests.client.producer.producers import Blocking, OnALoop
+from tests.client.producer.producers import Blocking, OnALoop, sending
 
 from lanemq.broker.config import BrokerOptions
 from lanemq.client.admin.admin import Admin
@@ -116,7 +116,7 @@ def test_an_illegal_message_at_a_stock_broker_freezes_only_its_key(kind: Kind) -
     with FakeBroker(lane=False) as stock:
         stock.create("orders", queues=1)
         stock.refuses = lambda body: body == b"150"
-        with kind(stock.address, max_batch_messages=40) as producer:
+        with sending(max_count=40), kind(stock.address) as producer:
             pending = [producer.submit("orders", number, key=f"k{number % 30}") for number in range(300)]
             producer.flush()
             failed = [number for number, future in enumerate(pending) if future.exception(30) is not None]
@@ -130,7 +130,7 @@ def test_an_illegal_message_at_a_stock_broker_freezes_only_its_key(kind: Kind) -
 def test_a_time_out_at_a_stock_broker_freezes_only_the_key_in_flight(kind: Kind) -> None:
     with FakeBroker(lane=False) as stock:
         stock.create("orders", queues=1)
-        with kind(stock.address, delivery_timeout=2.0, max_batch_messages=1) as producer:
+        with sending(max_count=1), kind(stock.address, delivery_timeout=2.0) as producer:
             producer.send("orders", 0, key="other")
             stock.faults = lambda header, number: Fault.LOSE_REPLY if number == 2 else None
             late = producer.submit("orders", 1, key="late")

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from tests.client.fake_broker import FakeBroker, Fault, serving
-from tests.client.producer.producers import Open
+from tests.client.producer.producers import Open, sending
 
 from lanemq.client.producer.producer import Producer
 from lanemq.client.receipt import Receipt
@@ -30,7 +30,7 @@ def texts(broker: FakeBroker, topic: str, receipt: Receipt) -> list[str]:
 
 def test_a_refused_submit_freezes_its_key_until_resume(broker: FakeBroker, kind: Open) -> None:
     broker.faults = lambda header, number: Fault.REFUSE if number == 1 else None
-    with kind(broker.address, window=1, max_batch_messages=1) as producer:
+    with sending(window=1, max_count=1), kind(broker.address) as producer:
         pending = [producer.submit("orders", number, key="k") for number in range(3)]
         with pytest.raises(MessageRefused):
             pending[0].result(30)

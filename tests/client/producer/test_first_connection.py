@@ -12,7 +12,7 @@ from tests.client.producer.producers import Open
 from lanemq import AsyncProducer, ConnectFailed, Producer
 from lanemq.model.errors import Closed, LaneError
 from lanemq.net.address import Address
-from lanemq.net.peer import Peer
+from lanemq.net.serving.peer import Peer
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Frame, decode_command
 

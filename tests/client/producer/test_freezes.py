@@ -18,7 +18,7 @@ from lanemq.wire.command import Command
 
 
 def test_a_refused_batch_is_split_and_only_the_key_of_the_illegal_message_fails() -> None:
-    sim = served(max_batch_messages=10)
+    sim = served(max_count=10)
     sim.offer(None, "a", "b", "a", "c", bad=[1])
     sim.heal()
     assert sim.requests[:4] == [[1, 2, 3, 4, 5], [1, 2], [1], [2]]
@@ -31,7 +31,7 @@ def test_a_refused_batch_is_split_and_only_the_key_of_the_illegal_message_fails(
 
 def test_batches_behind_a_refused_one_are_sent_again_only_after_they_are_refused() -> None:
     """Sent again before that, under another sequence, they could be stored twice."""
-    sim = served(max_batch_messages=1, window=3)
+    sim = served(max_count=1, window=3)
     sim.offer("a", "b", "c", bad=[0])
     sim.take()
     sim.answer()
@@ -49,7 +49,7 @@ def test_batches_behind_a_refused_one_are_sent_again_only_after_they_are_refused
 
 def test_a_batch_stored_before_the_refused_one_is_stored_once() -> None:
     """Its reply waits for the disk, so the refusal arrives first."""
-    sim = served(max_batch_messages=1, window=3)
+    sim = served(max_count=1, window=3)
     sim.offer("a", "b", "c", bad=[1])
     for _ in range(3):
         sim.take()
@@ -62,7 +62,7 @@ def test_a_batch_stored_before_the_refused_one_is_stored_once() -> None:
 
 
 def test_a_delayed_request_of_the_old_epoch_is_refused() -> None:
-    sim = served(max_batch_messages=1, window=2, delivery_timeout=10.0)
+    sim = served(max_count=1, window=2, delivery_timeout=10.0)
     sim.offer("a", "b")
     sim.wire.pop()  # delayed by the network
     delayed = sim.wire.pop()
@@ -75,7 +75,7 @@ def test_a_delayed_request_of_the_old_epoch_is_refused() -> None:
 
 
 def test_a_time_out_freezes_the_keys_in_flight_and_the_others_continue() -> None:
-    sim = served(max_batch_messages=2, window=1, delivery_timeout=10.0)
+    sim = served(max_count=2, window=1, delivery_timeout=10.0)
     sim.offer("a", "b")
     sim.tick(5000)
     sim.offer("c", "a", "d", "c")
@@ -111,7 +111,7 @@ def test_a_message_that_times_out_unsent_freezes_its_key() -> None:
 )
 def test_a_failure_that_any_message_would_meet_freezes_the_queue(code: int, why: type[LaneError] | None) -> None:
     """Every other message would be refused too: trying them all would only hide the cause."""
-    sim = served(max_batch_messages=2, window=1)
+    sim = served(max_count=2, window=1)
     sim.offer("a", "b", "c", None)
     request = sim.wire.pop()
     sim._do(sim.engine.replied(request, Command(code, 0, 1), None))
@@ -196,7 +196,7 @@ def test_drop_gives_up_waiting_messages_and_resumes_the_key() -> None:
 
 
 def test_drop_does_not_touch_messages_in_flight() -> None:
-    sim = served(max_batch_messages=1, window=1)
+    sim = served(max_count=1, window=1)
     sim.offer("a", "a")
     sim.drop("a")
     sim.heal()
@@ -206,7 +206,7 @@ def test_drop_does_not_touch_messages_in_flight() -> None:
 
 def test_a_resumed_key_continues_with_new_messages_while_old_ones_are_still_refused() -> None:
     """Messages in flight behind the failed one fail at once and are not sent again; new messages are sent."""
-    sim = served(max_batch_messages=1, window=3)
+    sim = served(max_count=1, window=3)
     sim.offer("a", "a", "b", bad=[0])
     sim.take()
     sim.answer()
@@ -221,7 +221,7 @@ def test_a_resumed_key_continues_with_new_messages_while_old_ones_are_still_refu
 
 def test_a_late_reply_to_a_split_batch_notifies_no_sender_twice() -> None:
     """A restart changed the broker's limits: the first attempt was stored, the second one is refused."""
-    sim = served(max_batch_messages=3, window=1)
+    sim = served(max_count=3, window=1)
     sim.offer("a", "b", "c")
     late, stale = sim.wire[0], sim.engine
     sim.take()
@@ -238,7 +238,7 @@ def test_a_late_reply_to_a_split_batch_notifies_no_sender_twice() -> None:
 
 def test_flush_waits_for_accepted_messages_after_others_were_dropped() -> None:
     """It waits for the two that are left of those before it, and for nothing else."""
-    sim = EngineSim(max_batch_messages=1, window=1)
+    sim = EngineSim(max_count=1, window=1)
     sim.offer("a", "b", "c")
     mark = sim.engine.mark()
     sim.offer("b", "b", "c")
@@ -254,7 +254,7 @@ def test_flush_waits_for_accepted_messages_after_others_were_dropped() -> None:
 
 def test_a_message_given_up_in_flight_is_not_reported_again_when_its_batch_was_stored() -> None:
     """The broker has stored them all, but refuses the first one as illegal when it is sent again."""
-    sim = served(max_batch_messages=2, window=2)
+    sim = served(max_count=2, window=2)
     sim.offer("a")
     sim.offer("a", "c")
     sim.take()
@@ -272,7 +272,7 @@ def test_a_message_given_up_in_flight_is_not_reported_again_when_its_batch_was_s
 
 
 def test_flush_waits_for_an_older_message_after_a_newer_one_was_given_up() -> None:
-    sim = served(max_batch_messages=1, window=3)
+    sim = served(max_count=1, window=3)
     sim.offer("a", "b", bad=[0])
     mark = sim.engine.mark()
     sim.offer("a")
@@ -287,7 +287,7 @@ def test_flush_waits_for_an_older_message_after_a_newer_one_was_given_up() -> No
 
 
 def test_flush_does_not_wait_longer_because_of_a_new_epoch() -> None:
-    sim = served(max_batch_messages=1, window=1)
+    sim = served(max_count=1, window=1)
     sim.offer("a", "b", "c", bad=[0])
     mark = sim.engine.mark()
     sim.drop("b")
@@ -312,7 +312,7 @@ def test_a_frozen_key_accepts_messages_after_drop_and_after_resume() -> None:
 
 
 def test_messages_sent_again_fill_the_window_at_once() -> None:
-    sim = served(max_batch_messages=10, window=4)
+    sim = served(max_count=10, window=4)
     sim.offer(*[f"k{number}" for number in range(8)], bad=[0])
     for _ in range(4):  # the batch, its half, a quarter, the illegal message
         sim.take()
@@ -323,7 +323,7 @@ def test_messages_sent_again_fill_the_window_at_once() -> None:
 
 def test_a_request_whose_reply_was_lost_is_not_in_flight() -> None:
     """Otherwise the next connection would be closed as unresponsive."""
-    sim = served(request_timeout=3.0)
+    sim = served(answer_timeout=3_000)
     sim.offer("a")
     sim.cut()
     sim.clock.at += 5000
@@ -331,7 +331,7 @@ def test_a_request_whose_reply_was_lost_is_not_in_flight() -> None:
 
 
 def test_a_stored_message_that_is_refused_when_sent_again_is_reported_as_unknown() -> None:
-    sim = served(max_batch_messages=1, window=1)
+    sim = served(max_count=1, window=1)
     sim.offer("a", "a")
     sim.take()
     sim.cut()
@@ -344,7 +344,7 @@ def test_a_stored_message_that_is_refused_when_sent_again_is_reported_as_unknown
 
 
 def test_a_refused_queue_reports_a_message_whose_reply_was_lost_as_unknown() -> None:
-    sim = served(max_batch_messages=1, window=1)
+    sim = served(max_count=1, window=1)
     sim.offer("a")
     sim.take()
     sim.cut()
@@ -357,7 +357,7 @@ def test_a_refused_queue_reports_a_message_whose_reply_was_lost_as_unknown() -> 
 
 
 def test_a_time_out_does_not_fail_younger_messages_of_other_keys() -> None:
-    sim = served(max_batch_messages=1, window=3, delivery_timeout=10.0, request_timeout=3600.0)
+    sim = served(max_count=1, window=3, delivery_timeout=10.0, answer_timeout=3_600_000)
     sim.offer("a")
     sim.tick(9_999)
     sim.offer("b", "a", "c")

@@ -164,14 +164,14 @@ def test_the_inbox_is_closed_before_close_waits(broker: FakeBroker) -> None:
         producer.submit("orders", 1, key="k")
         producer.submit("orders", 2, key="k")
         inner = producer.producer
-        send_all, taken = inner._send_all, []
+        mark, taken = inner._mark, []
 
         def watched() -> FlushMark:
-            taken.append(inner._take("orders", "k", 3))
+            taken.append(inner._put_in_inbox("orders", "k", 3))
             busy.answer.set()
-            return send_all()
+            return mark()
 
-        inner._send_all = watched  # type: ignore[method-assign]
+        inner._mark = watched  # type: ignore[method-assign]
         inner.close()
     assert taken == [None]
     assert stored(broker) == ['"warm"', "1", "2"]
@@ -494,13 +494,6 @@ def test_a_reply_leaves_messages_in_the_inbox_while_the_broker_has_enough_to_do(
     assert inbox.is_due(requests // 4, lambda: 50)
     assert not inbox.is_due(requests // 4 + 1, lambda: MAX_HELD_MS + 49)
     assert inbox.is_due(requests, lambda: MAX_HELD_MS + 50)
-
-
-def test_lingering_messages_bypass_the_inbox() -> None:
-    """Lingering is counted from the call, which the inbox does not do."""
-    inbox = inbox_of(linger=0.005)
-    inbox.adjust(True, 0)
-    assert inbox.take("orders", "k", b"x") is None
 
 
 def test_bodies_to_be_compressed_bypass_the_inbox() -> None:

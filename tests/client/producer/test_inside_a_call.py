@@ -13,7 +13,7 @@ from tests.client.producer.test_inbox import Busy, left, stored, warmed
 
 from lanemq.background_log import LINES
 from lanemq.model.errors import RequestTimedOut, UsageError
-from lanemq.net.blocking import ClientThread
+from lanemq.net.calling.blocking import ClientThread
 
 broker = serving()
 

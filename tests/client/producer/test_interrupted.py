@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.client.fake_broker import FakeBroker, Fault
 from tests.client.producer.engine_sim import QUEUE, Call, EngineSim, route_of, served, stored
-from tests.client.producer.producers import Blocking, OnALoop, Open
+from tests.client.producer.producers import Blocking, OnALoop, Open, sending
 
 from lanemq.client.producer.async_producer import AsyncProducer
 from lanemq.client.producer.batches import Packer
@@ -67,7 +67,7 @@ def _signals() -> Iterator[None]:
 def test_an_interrupted_send_freezes_its_key_if_its_message_fails(
     broker: FakeBroker, value: str, frozen: list[str]
 ) -> None:
-    with Blocking(broker.address, request_timeout=0.2) as producer:
+    with sending(answer_timeout=200), Blocking(broker.address) as producer:
         producer.send("orders", "warm", key="w")
         interrupt_when(lambda: len(broker.requests) == 2)
         with pytest.raises(Interrupted):
@@ -84,11 +84,12 @@ def test_an_interrupted_send_freezes_its_key_if_its_message_fails(
 
 def on_a_loop(broker: FakeBroker, work: Callable[[AsyncProducer], Coroutine[Any, Any, None]]) -> None:
     async def main() -> None:
-        async with AsyncProducer(str(broker.address), request_timeout=0.2) as producer:
+        async with AsyncProducer(str(broker.address)) as producer:
             await producer.send("orders", "warm", key="w")
             await work(producer)
 
-    asyncio.run(main())
+    with sending(answer_timeout=200):
+        asyncio.run(main())
 
 
 @pytest.mark.parametrize(("value", "frozen"), [("bad", ["k"]), ("fine", [])])

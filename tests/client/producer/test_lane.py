@@ -5,7 +5,7 @@ from tests.client.producer.engine_sim import served
 
 def test_a_stock_broker_under_a_known_name_gets_one_request_at_a_time() -> None:
     """It would store a later request although an earlier one was lost."""
-    sim = served(max_batch_messages=1, window=4)
+    sim = served(max_count=1, window=4)
     sim.offer("a", "b", "c")
     assert len(sim.wire) == 3
     sim.heal()
@@ -21,7 +21,7 @@ def test_a_stock_broker_under_a_known_name_gets_one_request_at_a_time() -> None:
 
 
 def test_a_silent_stock_broker_under_a_known_name_gets_no_repetition() -> None:
-    sim = served(request_timeout=3.0, delivery_timeout=20.0)
+    sim = served(answer_timeout=3_000, delivery_timeout=20.0)
     sim.checks_stamps = False
     sim.offer("a")
     sim.clock.at += 5000
@@ -30,7 +30,7 @@ def test_a_silent_stock_broker_under_a_known_name_gets_no_repetition() -> None:
 
 def test_batches_grow_while_a_repetition_is_in_flight() -> None:
     """A repetition is answered like any request: a busy broker must not make batches small."""
-    sim = served(max_batch_messages=10, window=4)
+    sim = served(max_count=10, window=4)
     sim.offer("a")
     sim.busy()
     sim.answer()

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from tests.client.fake_cluster import FakeCluster
-from tests.client.producer.producers import Blocking, OnALoop, Open
+from tests.client.producer.producers import Blocking, OnALoop, Open, sending
 
 from lanemq.client import routing
 from lanemq.core.sending.layout import KeyQueues, parse_layout
@@ -142,7 +142,7 @@ def test_a_topic_with_a_layout_is_ordered(cluster: FakeCluster, kind: Open) -> N
 def test_a_message_that_a_frozen_master_does_not_answer_goes_to_the_new_one(cluster: FakeCluster, kind: Open) -> None:
     """The connection to a frozen master stays open; that another replica is the master shows in the route only."""
     cluster.create("orders", layout=FULL)
-    with kind(cluster.address, request_timeout=0.2) as producer:
+    with sending(answer_timeout=200), kind(cluster.address) as producer:
         producer.send("orders", 1, key=AT_A[0])
         with cluster.brokers["broker-a"].asleep():
             waiting = producer.submit("orders", 2, key=AT_A[0])

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 import pytest
 from tests.client.fake_broker import FakeBroker, serving
 from tests.client.logged_lines import warnings_of_clients
-from tests.client.producer.producers import Open
+from tests.client.producer.producers import Open, sending
 
 from lanemq.net import rate_limited_log
 
@@ -19,7 +19,7 @@ Outage = Callable[[FakeBroker], AbstractContextManager[None]]
 
 def send_through(fake: FakeBroker, kind: Open, away: Outage, until: Callable[[], bool]) -> None:
     """Submits messages during an outage that lasts until the condition holds."""
-    with kind(fake.address, request_timeout=0.3) as producer:
+    with sending(answer_timeout=300), kind(fake.address) as producer:
         producer.send("orders", 0, key="k")
         with away(fake):
             waiting = [producer.submit("orders", 1, key="k")]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.client.fake_broker import FakeBroker, Fault, serving
-from tests.client.producer.producers import Open
+from tests.client.producer.producers import Open, sending
 
 from lanemq.client.producer.batches import Outgoing
 from lanemq.client.receipt import Receipt, StoredAs
@@ -23,7 +23,7 @@ from lanemq.model.errors import (
     SequenceGap,
 )
 from lanemq.model.queue import MessageQueue
-from lanemq.net.connection import open_connection
+from lanemq.net.calling.connection import open_connection
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import SendHeader
@@ -155,8 +155,7 @@ def test_pipelined_messages_are_stored_once_and_in_order_whatever_goes_wrong(
     broker: FakeBroker, kind: Open, fault: Fault
 ) -> None:
     broker.faults = once(fault, 2, 3, 9)
-    settings = {"max_batch_messages": 3, "request_timeout": 0.1}
-    with kind(broker.address, **settings) as producer:
+    with sending(max_count=3, answer_timeout=100), kind(broker.address) as producer:
         pending = [producer.submit("orders", number, key="k") for number in range(60)]
         receipts = [each.result(30) for each in pending]
     assert texts(broker, "orders", receipts[0]) == [str(n) for n in range(60)]
@@ -198,7 +197,7 @@ def test_many_keys_keep_their_order_through_random_faults(broker: FakeBroker, ki
     broker.faults = lambda header, number: chance.choice(kinds) if number < 12 else None
     keys = itertools.cycle("abcdefg")
     sent: dict[str, list[str]] = {key: [] for key in "abcdefg"}
-    with kind(broker.address, max_batch_messages=5) as producer:
+    with sending(max_count=5), kind(broker.address) as producer:
         pending = []
         for number, key in zip(range(300), keys, strict=False):
             sent[key].append(f"{key}{number}")
@@ -265,7 +264,7 @@ def test_a_repetition_to_a_broker_that_forgot_the_producer_is_not_stored_again(b
 def test_a_stock_broker_gets_one_batch_of_a_queue_at_a_time(stock: FakeBroker, kind: Open) -> None:
     """It would store a late batch behind its successor: with a larger window this test fails."""
     stock.faults = once(Fault.LATE, 1, 3, 5)
-    with kind(stock.address, max_batch_messages=2) as producer:
+    with sending(max_count=2), kind(stock.address) as producer:
         pending = [producer.submit("orders", number, key="k") for number in range(30)]
         receipts = [each.result(30) for each in pending]
     assert texts(stock, "orders", receipts[0]) == [str(n) for n in range(30)]
@@ -283,7 +282,7 @@ def test_a_receipt_says_that_only_the_master_has_the_message(stock: FakeBroker, 
 def test_what_only_the_master_has_is_sent_again_in_its_place(stock: FakeBroker, kind: Open) -> None:
     """With "accept" (the test above) it is acknowledged, and a fail-over to a replica without it would lose it."""
     stock.faults = once(Fault.UNCONFIRMED, 2, 3)
-    with kind(stock.address, max_batch_messages=1) as producer:
+    with sending(max_count=1), kind(stock.address) as producer:
         pending = [producer.submit("orders", number, key="k") for number in range(3)]
         receipts = [each.result(30) for each in pending]
     assert texts(stock, "orders", receipts[0]) == ["0", "1", "1", "1", "2"]
@@ -304,7 +303,11 @@ def test_what_is_never_confirmed_may_be_stored_and_freezes_its_key(stock: FakeBr
 def test_a_slow_stock_broker_gets_no_repetition(stock: FakeBroker, kind: Open) -> None:
     """It would store a repetition twice; only a lost connection makes one necessary."""
     stock.faults = once(Fault.LOSE_REPLY, 1)
-    with kind(stock.address, delivery_timeout=2.0, request_timeout=0.1) as producer, pytest.raises(RequestTimedOut):
+    with (
+        sending(answer_timeout=100),
+        kind(stock.address, delivery_timeout=2.0) as producer,
+        pytest.raises(RequestTimedOut),
+    ):
         producer.send("orders", 1, key="k")
     assert len(stock.requests) == 1
 
@@ -329,14 +332,6 @@ def test_a_closed_producer_refuses_messages_and_may_be_closed_again(broker: Fake
             producer.send("orders", 2, key="k")
 
 
-def test_lingering_messages_share_a_batch(broker: FakeBroker, kind: Open) -> None:
-    with kind(broker.address, linger=0.5) as producer:  # a busy machine needs a while for ten calls
-        producer.send("orders", "warm", key="k")
-        pending = [producer.submit("orders", number, key="k") for number in range(10)]
-        assert [each.result(30).offset for each in pending] == list(range(1, 11))
-    assert len(broker.requests) == 2
-
-
 def test_a_producer_sends_heartbeats(broker: FakeBroker, kind: Open) -> None:
     with kind(broker.address) as producer:
         producer.send("orders", 1, key="k")
@@ -346,8 +341,8 @@ def test_a_producer_sends_heartbeats(broker: FakeBroker, kind: Open) -> None:
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"window": 0}, "window=0 must be"),
-        ({"linger": -1, "timeout": 0}, "linger=-1 must be.*timeout=0 must be"),
+        ({"max_body_bytes": 0}, "max_body_bytes=0 must be"),
+        ({"delivery_timeout": -1, "timeout": 0}, "delivery_timeout=-1 must be.*timeout=0 must be"),
         ({"buffer_bytes": 100}, "one message may take 4194304"),
         ({"group": "no spaces"}, "group name"),
     ],

@@ -14,7 +14,7 @@ from lanemq.model.errors import (
 @settings(max_examples=250, deadline=None)
 @given(st.lists(GOOD | BAD | DECISIONS | WIRE | WIRE | WIRE, max_size=50), st.integers(1, 4), st.integers(1, 4))
 def test_refused_messages_freeze_only_their_keys(steps: Sequence[tuple[object, ...]], window: int, batch: int) -> None:
-    sim = EngineSim(window=window, max_batch_messages=batch, delivery_timeout=3600.0, request_timeout=3600.0)
+    sim = EngineSim(window=window, max_count=batch, delivery_timeout=3600.0, answer_timeout=3_600_000)
     play(sim, steps)
     sim.cut()
     sim.heal()
@@ -32,7 +32,7 @@ def test_refused_messages_freeze_only_their_keys(steps: Sequence[tuple[object, .
 def test_a_broker_that_forgets_the_producer_fails_only_keys_in_doubt(
     steps: Sequence[tuple[object, ...]], window: int, batch: int
 ) -> None:
-    sim = EngineSim(window=window, max_batch_messages=batch, delivery_timeout=3600.0, request_timeout=3600.0)
+    sim = EngineSim(window=window, max_count=batch, delivery_timeout=3600.0, answer_timeout=3_600_000)
     play(sim, steps)
     sim.cut()
     sim.heal()
@@ -48,7 +48,7 @@ def test_a_broker_that_forgets_the_producer_fails_only_keys_in_doubt(
 def test_time_outs_freeze_keys_in_doubt_and_the_others_continue(
     steps: Sequence[tuple[object, ...]], window: int, batch: int
 ) -> None:
-    sim = EngineSim(window=window, max_batch_messages=batch, delivery_timeout=10.0, request_timeout=3600.0)
+    sim = EngineSim(window=window, max_count=batch, delivery_timeout=10.0, answer_timeout=3_600_000)
     sim.late = lambda: sim.tick(4000)  # type: ignore[attr-defined]
     play(sim, steps)
     sim.cut()
@@ -61,7 +61,7 @@ def test_time_outs_freeze_keys_in_doubt_and_the_others_continue(
 def test_a_stock_broker_gets_one_request_at_a_time_and_fails_only_illegal_keys(
     steps: Sequence[tuple[object, ...]],
 ) -> None:
-    sim = EngineSim(checks_stamps=False, window=4, max_batch_messages=3, delivery_timeout=3600.0)
+    sim = EngineSim(checks_stamps=False, window=4, max_count=3, delivery_timeout=3600.0)
     for step in steps:
         play(sim, [step])
         assert len(sim.wire) + len(sim.answers) <= 1

@@ -65,7 +65,7 @@ def outcome(
     rounds: Sequence[tuple[list[str | None], set[int]]], trouble: dict[int, str], window: int, batch: int
 ) -> tuple[object, ...]:
     """Which messages are stored, in which order of each key, which failed, and what is frozen."""
-    sim = EngineSim(window=window, max_batch_messages=batch, delivery_timeout=36_000.0, request_timeout=36_000.0)
+    sim = EngineSim(window=window, max_count=batch, delivery_timeout=36_000.0, answer_timeout=36_000_000)
     left = dict(trouble)
     for keys, bad in rounds:
         kept = [(key, place in bad) for place, key in enumerate(keys) if key not in sim.frozen()]
@@ -91,7 +91,7 @@ def test_the_search_has_the_same_result_as_trying_one_by_one(
 @settings(max_examples=60, deadline=None)
 @given(st.integers(2, 300), st.sets(st.integers(0, 299), min_size=1, max_size=8), st.integers(1, 4))
 def test_an_illegal_message_costs_a_logarithmic_number_of_requests(count: int, bad: set[int], window: int) -> None:
-    sim = served(max_batch_messages=count, window=window)
+    sim = served(max_count=count, window=window)
     sim.offer(*[f"k{number}" for number in range(count)], bad=sorted(bad))
     sim.heal()
     illegal = {f"k{number}" for number in bad if number < count}
@@ -104,7 +104,7 @@ def test_an_illegal_message_costs_a_logarithmic_number_of_requests(count: int, b
 @pytest.mark.parametrize("window", [1, 4])
 def test_a_thousand_illegal_messages_do_not_cost_a_search_each(window: int) -> None:
     """Found one by one, they would cost twenty requests each."""
-    sim = served(max_batch_messages=1000, window=window)
+    sim = served(max_count=1000, window=window)
     sim.offer(*[f"k{number}" for number in range(1000)], bad=range(1000))
     sim.heal()
     assert stored(sim) == []
@@ -113,7 +113,7 @@ def test_a_thousand_illegal_messages_do_not_cost_a_search_each(window: int) -> N
 
 
 def test_keys_in_the_other_half_are_stored_before_the_illegal_message_is_found() -> None:
-    sim = served(max_batch_messages=8, window=4)
+    sim = served(max_count=8, window=4)
     sim.offer(*"abcdefgh", bad=[6])
     for _ in range(2):
         sim.take()

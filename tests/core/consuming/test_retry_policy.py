@@ -36,7 +36,7 @@ POLICIES: list[FailurePolicy] = [
 
 @given(st.sampled_from(POLICIES), st.integers(0, 2**31 - 1), st.none() | st.integers(-1, 10**6))
 def test_every_policy_answers_at_every_count(policy: FailurePolicy, count: int, asked: int | None) -> None:
-    step = next_step(policy, count, asked=None if asked is None else Millis(asked))
+    step = next_step(policy, count, delay=None if asked is None else Millis(asked))
     if isinstance(step, Again):
         assert 10 <= step.delay <= max(30_000, asked or 0)
 
@@ -50,7 +50,7 @@ def test_suspension_is_clamped(asked: int, got: int) -> None:
 @pytest.mark.parametrize(("asked", "waits"), [(0, 10), (700, 700), (3_600_000, 3_600_000)])
 @pytest.mark.parametrize("policy", [HoldKey(), HoldQueue(), DeadLetter(skip=True)])
 def test_a_delay_that_the_handler_asks_for_is_kept(policy: FailurePolicy, asked: int, waits: int) -> None:
-    step = next_step(policy, 0, asked=Millis(asked))
+    step = next_step(policy, 0, delay=Millis(asked))
     assert step == Again(Millis(waits), whole_queue=isinstance(policy, HoldQueue))
 
 

@@ -8,7 +8,7 @@ from tests.pipelines.running.test_progress import QUEUE, applied
 from lanemq.cli.options import CliError
 from lanemq.cli.pipeline.run_output import monitored
 from lanemq.net.address import Address
-from lanemq.net.monitor import Monitor
+from lanemq.net.serving.monitor import Monitor
 from lanemq.pipelines.running.monitor import PipelineMonitor
 from lanemq.pipelines.running.progress import Progress
 from lanemq.spark.lag import QueueLag

@@ -1,7 +1,10 @@
 """A sink that lacks batches which its checkpoint has done is refused."""
 
 import logging
+import shutil
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +12,18 @@ import pytest
 from tests.pipelines.checkpoint.test_checkpoint import used_by_spark
 from tests.pipelines.sinks.conftest import CHECKPOINTED, MOVABLE
 from tests.pipelines.sinks.runs import Runs, emptied
-from tests.pipelines.sinks.targets import EVENTS, PostgresTarget, SqliteTarget, Target
+from tests.pipelines.sinks.targets import (
+    EVENTS,
+    QUERY,
+    DeltaTarget,
+    IcebergTarget,
+    PostgresTarget,
+    SqliteTarget,
+    Target,
+    named,
+)
 
-from lanemq.model.errors import StateLost
+from lanemq.model.errors import StateLost, StorageError
 from lanemq.pipelines import ForeachSink, SqliteSink
 from lanemq.pipelines.batches import batch_number
 from lanemq.pipelines.ports import Append, Results, SinkRun
@@ -193,3 +205,43 @@ def test_a_sink_without_a_ledger_is_not_checked(runs: Runs) -> None:
     for number in range(3):
         runs.do(number)
     assert seen == [0, 1, 2]
+
+
+@pytest.mark.parametrize("target", ["delta", "iceberg", "sqlite", "parquet"], indirect=True)
+@pytest.mark.parametrize("ends", ["deleted", "restored"])
+def test_a_sink_that_another_program_deletes_or_restores_during_a_run_is_refused(
+    target: Target, ends: str, tmp_path: Path
+) -> None:
+    """The next batch would hide the loss: the sink would have the newest batch, and not those before it."""
+    sink = target.opened()
+    assert sink.write(target.batch_rows(a=[0]), named(1, 0))
+    place = next(each for each in (target.folder / name for name in PLACES) if each.exists())
+    copied(place, tmp_path / "backup")
+    for number in (1, 2):
+        assert sink.write(target.batch_rows(a=[number]), named(1, number))
+    deleted(place)
+    if ends == "restored":
+        copied(tmp_path / "backup", place)
+    for _ in range(2):
+        with pytest.raises((StateLost, StorageError)) as error:
+            sink.write(target.batch_rows(a=[3]), named(1, 3))
+        if not isinstance(target, DeltaTarget | IcebergTarget):
+            assert isinstance(error.value, StateLost)
+    assert target.make().applied(QUERY, {}) == (0 if ends == "restored" else None)
+
+
+PLACES = ("table", "warehouse", "files", "rows.db")
+
+
+def copied(place: Path, to: Path) -> None:
+    """Copies a folder, or a database with its log."""
+    if place.is_dir():
+        shutil.copytree(place, to)
+        return
+    with closing(sqlite3.connect(place)) as source, closing(sqlite3.connect(to)) as backup:
+        source.backup(backup)
+
+
+def deleted(place: Path) -> None:
+    for each in place.parent.glob(f"{place.name}*"):
+        shutil.rmtree(each) if each.is_dir() else each.unlink()

@@ -21,7 +21,7 @@ import msgspec
 
 from lanemq.broker.dispatch import WatchedRequest
 from lanemq.clock import Clock, wall_time
-from lanemq.net.peer import Peer
+from lanemq.net.serving.peer import Peer
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command
 from lanemq.wire.signing import ACCESS_KEY

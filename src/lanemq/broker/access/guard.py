@@ -20,8 +20,8 @@ from lanemq.core.brokering.refusal_pace import RefusalPace
 from lanemq.core.brokering.refusals import RefusalCounts, RefusalReason
 from lanemq.model.errors import LaneError
 from lanemq.net.fresh_file import FreshFile
-from lanemq.net.peer import Peer
 from lanemq.net.rate_limited_log import FaultLog, RateLimitedLog
+from lanemq.net.serving.peer import Peer
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.signing import ACCESS_KEY, is_signed

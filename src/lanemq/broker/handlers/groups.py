@@ -23,8 +23,8 @@ from lanemq.model.errors import BrokerRefused, GroupNotFound, LaneError, Storage
 from lanemq.model.names import check_group, check_topic
 from lanemq.model.units import Millis
 from lanemq.net.address import Address
-from lanemq.net.peer import Peer
 from lanemq.net.rate_limited_log import RateLimitedLog
+from lanemq.net.serving.peer import Peer
 from lanemq.wire import bodies as wire
 from lanemq.wire.admin_headers import DeleteGroupHeader, GroupHeader, ProducerGroupHeader
 from lanemq.wire.binary_header import LANGUAGES
@@ -79,11 +79,11 @@ class _Heartbeat(NamedTuple):
 class GroupHandler:
     """Requests 34, 35, 38, 46, 200, 201, 204, 207, 328 and 352."""
 
-    def __init__(self, parts: GroupContext, answers: LongAnswers) -> None:
-        self._parts = parts
+    def __init__(self, context: GroupContext, answers: LongAnswers) -> None:
+        self._context = context
         self._answers = answers
         self._producers: dict[str, dict[ConnectionId, _Producer]] = {}
-        self._warnings = RateLimitedLog(log, parts.clock)
+        self._warnings = RateLimitedLog(log, context.clock)
         self._groups_of: dict[ConnectionId, set[str]] = {}
         """The producer groups of each connection, so that a disconnect touches no others."""
 
@@ -105,8 +105,8 @@ class GroupHandler:
         connection = ConnectionId(peer.number)
         for group in tuple(self._groups_of.get(connection, ())):
             self._forget_producer(group, connection)
-        self._parts.clients.pop(connection, None)
-        self._parts.charges.give_back(Quota.SEATS, peer, None)
+        self._context.clients.pop(connection, None)
+        self._context.charges.give_back(Quota.SEATS, peer, None)
 
     def _forget_producer(self, group: str, connection: ConnectionId) -> None:
         members = self._producers.get(group, {})
@@ -126,7 +126,7 @@ class GroupHandler:
             client = f"{request.language[:32]} client at {peer.remote.host}"
             self._warnings.warn(peer.remote.host, f"a heartbeat of a {client} is refused: {error}")
             raise
-        if sum(map(self._parts.queues.lacks_retry_topic, beat.groups)) > NEW_AT_ONCE:
+        if sum(map(self._context.queues.lacks_retry_topic, beat.groups)) > NEW_AT_ONCE:
             self._answers.begin(peer, request, self._join_steps(peer, request, beat), in_order=True)
         else:
             for _ in self._join_steps(peer, request, beat):
@@ -140,18 +140,18 @@ class GroupHandler:
         """
         for name, group in beat.groups.items():
             if group.message_model != BROADCASTING:
-                self._parts.queues.ensure_retry_topic(name)
+                self._context.queues.ensure_retry_topic(name)
                 yield
-        changes, charges = self._join(peer, request, beat), self._parts.charges
+        changes, charges = self._join(peer, request, beat), self._context.charges
         counted = charges.take_if_free(Quota.ROWS, peer, request)
 
         def saved() -> None:
             if counted:
                 charges.give_back(Quota.ROWS, peer)
             answer(peer, request)
-            members_changed(self._parts, changes.groups)
+            members_changed(self._context, changes.groups)
 
-        self._parts.saved_filters.save(saved)
+        self._context.saved_filters.save(saved)
         return None
 
     def _checked(self, peer: Peer, request: Command) -> _Heartbeat:
@@ -169,26 +169,26 @@ class GroupHandler:
     def _join(self, peer: Peer, request: Command, beat: _Heartbeat) -> Changes:
         connection = ConnectionId(peer.number)
         for name in beat.producers:
-            known = _Producer(beat.client_id, peer.remote, self._parts.clock.wall())
+            known = _Producer(beat.client_id, peer.remote, self._context.clock.wall())
             self._producers.setdefault(name, {})[connection] = known
             self._groups_of.setdefault(connection, set()).add(name)
         language = request.language if request.language in LANGUAGES else "OTHER"
-        payer = self._parts.charges.party(peer, request)
-        self._parts.clients[connection] = ConnectedClient(language, request.version, payer)
+        payer = self._context.charges.party(peer, request)
+        self._context.clients[connection] = ConnectedClient(language, request.version, payer)
         expiry = self._expiry(HeartbeatHeader.from_ext(request.ext))
-        now = self._parts.clock.now()
-        changes = self._parts.members.heartbeat(
+        now = self._context.clock.now()
+        changes = self._context.members.heartbeat(
             connection, beat.client_id, beat.groups, expiry=expiry, now=now, payer=payer
         )
         self._warn_of_filters(beat.groups)
         for name in changes.groups:
-            if (queues := self._parts.members.retry_queues(name)) > 1:
-                self._parts.queues.ensure_retry_topic(name, queues)
+            if (queues := self._context.members.retry_queues(name)) > 1:
+                self._context.queues.ensure_retry_topic(name, queues)
         return changes
 
     def _warn_of_filters(self, groups: Mapping[str, GroupHeartbeat]) -> None:
         """Warn of the first topic of each group that its members filter differently."""
-        members = self._parts.members
+        members = self._context.members
         for name, beat in groups.items():
             topics = [each.topic for each in beat.subscriptions]
             lost = [member for topic in topics if (member := members.waited_for(name, topic)) is not None]
@@ -212,7 +212,7 @@ class GroupHandler:
 
     def _warn_of_lost(self, lost: LostFilter) -> None:
         """Warn that members wait for a lost one, how long, and how to end it."""
-        filters = self._parts.members.filters(lost.group, lost.topic)
+        filters = self._context.members.filters(lost.group, lost.topic)
         fewer, tags = shown(ALL if filters is None or filters.widest is None else filters.widest), shown(lost.tags)
         self._warnings.warn(
             lost.group,
@@ -224,7 +224,7 @@ class GroupHandler:
 
     def _time(self, at: Millis) -> str:
         """A time of the broker's clock as an operator reads it."""
-        clock = self._parts.clock
+        clock = self._context.clock
         return datetime.fromtimestamp((clock.wall() - clock.now() + at) // 1000, UTC).strftime("%H:%M:%S UTC")
 
     def _charge(
@@ -236,7 +236,7 @@ class GroupHandler:
         producers: Collection[str],
     ) -> None:
         """Charge a heartbeat's subscriptions, seats and groups; one that is refused is charged nothing."""
-        members, connection, charges = self._parts.members, ConnectionId(peer.number), self._parts.charges
+        members, connection, charges = self._context.members, ConnectionId(peer.number), self._context.charges
         party = charges.party(peer, request)
         charges.refuse_if_taken(Quota.ROWS, peer, request)  # taken while the row of its filters is written
         size = members.bytes_with(party, client_id, groups)
@@ -246,7 +246,7 @@ class GroupHandler:
         seats = members.seats_with(connection, client_id, groups) + len(sending.union(producers))
         charges.take_in_all(Quota.SEATS, peer, request, seats)
         try:
-            use_groups(self._parts, peer, request, groups)
+            use_groups(self._context, peer, request, groups)
         except BrokerRefused:
             charges.take_in_all(Quota.SEATS, peer, request, before)
             raise
@@ -256,7 +256,7 @@ class GroupHandler:
         named = sum(1 + len(data.subscription_data_set) for data in consumers) + len(producers)
         held = self._groups_of.get(ConnectionId(peer.number), ())
         if named > MAX_HEARTBEAT_NAMES or len(held) + len(producers) > 2 * MAX_HEARTBEAT_NAMES:
-            self._parts.counters.refusals.add(RefusalReason.QUOTA)
+            self._context.counters.refusals.add(RefusalReason.QUOTA)
             raise BrokerRefused(
                 ResponseCode.SYSTEM_ERROR,
                 f"a heartbeat names {named} groups and topics, and a connection may name {MAX_HEARTBEAT_NAMES}: "
@@ -265,14 +265,14 @@ class GroupHandler:
 
     def _refuse_conflict(self, client_id: str, groups: dict[str, GroupHeartbeat]) -> None:
         for group in groups:
-            if is_reported(self._parts, group):
+            if is_reported(self._context, group):
                 raise BrokerRefused(
                     ResponseCode.GROUP_CONFLICT,
                     f"group {group}: its offsets are those of a Spark query, which is no member, so {client_id} would "
                     f"skip what the query has read: use another group, or stop the query and delete this one with "
                     f"`lanemq group delete {group}`",
                 )
-        conflict = self._parts.members.conflict(client_id, groups)
+        conflict = self._context.members.conflict(client_id, groups)
         if conflict is not None:
             theirs, ours = ("in order", "concurrently") if conflict.member_is_ordered else ("concurrently", "in order")
             raise BrokerRefused(
@@ -280,7 +280,7 @@ class GroupHandler:
                 f"group {conflict.group}: member {conflict.member} consumes {conflict.topic or 'its topics'} {theirs}, "
                 f"so {client_id} cannot consume {ours}: stop that member, or use another group",
             )
-        other = self._parts.members.filter_conflict(client_id, groups)
+        other = self._context.members.filter_conflict(client_id, groups)
         if other is not None:
             mine, theirs, both = shown(other.mine), shown(other.theirs), shown(other.theirs | other.mine)
             if other.until is None:
@@ -308,13 +308,13 @@ class GroupHandler:
         if header.producer_group:
             self._forget_producer(header.producer_group, connection)
         if header.consumer_group:
-            changes = self._parts.members.leave(connection, header.client_id, header.consumer_group)
-            members_changed(self._parts, changes.groups)
-        self._parts.saved_filters.save(partial(answer, peer, request))
+            changes = self._context.members.leave(connection, header.client_id, header.consumer_group)
+            members_changed(self._context, changes.groups)
+        self._context.saved_filters.save(partial(answer, peer, request))
 
     def _members(self, peer: Peer, request: Command) -> None:
         header = ConsumerListHeader.from_ext(request.ext)
-        group, topic, known = header.consumer_group, header.lane_topic, self._parts.members
+        group, topic, known = header.consumer_group, header.lane_topic, self._context.members
         members = known.members(group) if topic is None else known.members_of(group, topic)
         if not members and (topic is None or known.subscription(group, topic) is None):
             answer_code(peer, request, ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {group}")
@@ -324,28 +324,28 @@ class GroupHandler:
     def _configure(self, peer: Peer, request: Command) -> None:
         settings = SubscriptionGroupConfig.of_request(request.body)
         group = check_group(settings.group_name)
-        if is_reported(self._parts, group):
+        if is_reported(self._context, group):
             settings = msgspec.structs.replace(settings, attributes={**settings.attributes, REPORTED: "true"})
         text = settings.encode().decode()
-        use_groups(self._parts, peer, request, (group,))
-        self._parts.charges.take(Quota.ROWS, peer, request)
+        use_groups(self._context, peer, request, (group,))
+        self._context.charges.take(Quota.ROWS, peer, request)
 
         def saved(_: object, error: StorageError | None) -> None:
-            self._parts.charges.give_back(Quota.ROWS, peer)
+            self._context.charges.give_back(Quota.ROWS, peer)
             if error is None:
-                self._parts.groups[group] = settings
+                self._context.groups[group] = settings
             answer_saved(peer, request, error)
 
-        state = self._parts.state
-        self._parts.row_thread.submit_rows(state, lambda: state.save_group(group, text), saved)
+        state = self._context.state
+        self._context.row_thread.submit_rows(state, lambda: state.save_group(group, text), saved)
 
     def _all_settings(self, peer: Peer, request: Command) -> None:
         self._answers.begin(peer, request, self._settings_steps())
 
     def _settings_steps(self) -> Steps:
-        known = {*self._parts.groups, *self._parts.members.groups(), *self._parts.progress.groups()}
-        for group in self._parts.locks.groups():
-            if group not in known and self._parts.locks.has_owner(group):
+        known = {*self._context.groups, *self._context.members.groups(), *self._context.progress.groups()}
+        for group in self._context.locks.groups():
+            if group not in known and self._context.locks.has_owner(group):
                 known.add(group)  # its members died before they committed
             yield
         table: dict[str, SubscriptionGroupConfig] = {}
@@ -359,33 +359,33 @@ class GroupHandler:
         answer(peer, request, {}, self._settings_of(group).encode())
 
     def _settings_of(self, group: str) -> SubscriptionGroupConfig:
-        return self._parts.groups.get(group) or SubscriptionGroupConfig(group_name=group)
+        return self._context.groups.get(group) or SubscriptionGroupConfig(group_name=group)
 
     def _delete(self, peer: Peer, request: Command) -> None:
         header = DeleteGroupHeader.from_ext(request.ext)
         group = header.group_name
-        if self._parts.members.members(group):
+        if self._context.members.members(group):
             raise GroupNotFound(ResponseCode.SYSTEM_ERROR, f"group {group} has members; stop them first")
-        self._parts.charges.take(Quota.ROWS, peer, request)
-        self._parts.groups.pop(group, None)
-        self._parts.charges.forget_group(group)
-        self._parts.members.forget(group)
-        self._parts.saved_filters.save()  # before the rows of the group
-        state = self._parts.state
+        self._context.charges.take(Quota.ROWS, peer, request)
+        self._context.groups.pop(group, None)
+        self._context.charges.forget_group(group)
+        self._context.members.forget(group)
+        self._context.saved_filters.save()  # before the rows of the group
+        state = self._context.state
         if header.clean_offset or header.remove_offset:
-            free_progress(self._parts, self._parts.progress_keeper.forget_group(group))
+            free_progress(self._context, self._context.progress_keeper.forget_group(group))
 
         def deleted(_: object, error: StorageError | None) -> None:
             if error is None:
-                self._parts.progress_keeper.settled(answered)
+                self._context.progress_keeper.settled(answered)
             else:
                 answered(error)
 
         def answered(error: StorageError | None) -> None:
-            self._parts.charges.give_back(Quota.ROWS, peer)
+            self._context.charges.give_back(Quota.ROWS, peer)
             answer_saved(peer, request, error)
 
-        self._parts.row_thread.submit_rows(state, lambda: state.delete_group(group), deleted)
+        self._context.row_thread.submit_rows(state, lambda: state.delete_group(group), deleted)
 
     def _check_client(self, peer: Peer, request: Command) -> None:
         """Refuse unsupported filters when the client starts, not at each pull.
@@ -405,8 +405,8 @@ class GroupHandler:
             ClientConnection(
                 client_id=each.client_id,
                 client_addr=str(each.address),
-                language=self._parts.clients[connection].language,
-                version=self._parts.clients[connection].version,
+                language=self._context.clients[connection].language,
+                version=self._context.clients[connection].version,
             )
             for connection, each in self._producers.get(group, {}).items()
         ]
@@ -421,7 +421,7 @@ class GroupHandler:
         table: dict[str, list[ProducerInfo]] = {}
         for group in sorted(self._producers):
             for connection, each in tuple(self._producers.get(group, {}).items()):
-                client = self._parts.clients.get(connection)
+                client = self._context.clients.get(connection)
                 if client is not None:  # else it has gone in between
                     producer = ProducerInfo(
                         client_id=each.client_id,

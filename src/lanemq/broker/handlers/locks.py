@@ -31,7 +31,7 @@ from lanemq.model.errors import BrokerRefused, NotAllowed, StorageError
 from lanemq.model.names import check_group, check_topic
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis
-from lanemq.net.peer import Peer
+from lanemq.net.serving.peer import Peer
 from lanemq.wire.bodies import LaneLease, LaneRefusal, LockRequest, LockResponse, QueueBody
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
@@ -59,8 +59,8 @@ _NUMBER = re.compile("[0-9]{1,18}")
 class LockHandler:
     """Requests 41 and 42, and LaneMQ's own list of leases."""
 
-    def __init__(self, parts: GroupContext, answers: LongAnswers) -> None:
-        self._parts = parts
+    def __init__(self, context: GroupContext, answers: LongAnswers) -> None:
+        self._context = context
         self._answers = answers
         self._unsaved: dict[tuple[str, MessageQueue], SavedLease] = {}
         # Lanes that a grant passes and that are not marked on disk.
@@ -76,25 +76,27 @@ class LockHandler:
     def _lock(self, peer: Peer, request: Command) -> None:
         body = _decode(request.body)
         header = LockHeader.from_ext(request.ext)
-        now = self._parts.clock.now()
+        now = self._context.clock.now()
         self._refuse_other_client(peer, request, body.client_id, releases=False)
-        member = self._parts.members.alive(ConnectionId(peer.number), body.client_id, body.consumer_group, now=now)
+        member = self._context.members.alive(ConnectionId(peer.number), body.client_id, body.consumer_group, now=now)
         if header.lane_keep_alive is not None:
-            kept = self._parts.locks.keep_alive(body.client_id, header.lane_keep_alive, now=now)
+            kept = self._context.locks.keep_alive(body.client_id, header.lane_keep_alive, now=now)
             serial = header.lane_keep_alive if kept else 0
             answer(peer, request, self._answer_fields(serial, member=member), _NO_QUEUES)
             return
         queues = self._existing(body.mq_set)
         if queues:
-            use_groups(self._parts, peer, request, (body.consumer_group,))
+            use_groups(self._context, peer, request, (body.consumer_group,))
             self._charge_new(peer, request, body.consumer_group, queues)
             # `_save` takes it, if there is a row to save.
-            self._parts.charges.refuse_if_taken(Quota.ROWS, peer, request)
+            self._context.charges.refuse_if_taken(Quota.ROWS, peer, request)
         self._in_slices(peer, request, body, self._lock_steps(peer, request, body, header, member=member))
 
     def _answer_fields(self, serial: int, *, member: bool) -> dict[str, str]:
         return LockAnswerHeader(
-            lane_keep_alive=serial or None, lane_not_member=None if member else True, lane_term=self._parts.term or None
+            lane_keep_alive=serial or None,
+            lane_not_member=None if member else True,
+            lane_term=self._context.term or None,
         ).to_ext()
 
     def _refuse_other_client(self, peer: Peer, request: Command, client_id: str, *, releases: bool) -> None:
@@ -103,13 +105,13 @@ class LockHandler:
         A client that has just reconnected may refresh its leases before its heartbeat, and while the broker has not
         noticed the end of its old connection: then the same user or address is enough.
         """
-        parts, connection = self._parts, ConnectionId(peer.number)
-        own = parts.members.connections_of(client_id)
+        context, connection = self._context, ConnectionId(peer.number)
+        own = context.members.connections_of(client_id)
         if not own or connection in own:
             return
-        stranger = releases or parts.members.client_of(connection) is not None
-        if stranger or parts.charges.party(peer, request) not in {parts.clients[each].party for each in own}:
-            parts.counters.refusals.add(RefusalReason.NOT_ALLOWED)
+        stranger = releases or context.members.client_of(connection) is not None
+        if stranger or context.charges.party(peer, request) not in {context.clients[each].party for each in own}:
+            context.counters.refusals.add(RefusalReason.NOT_ALLOWED)
             raise NotAllowed(
                 ResponseCode.NO_PERMISSION,
                 f"client {client_id} is connected elsewhere: its locks can be changed on its own connection only; "
@@ -126,7 +128,7 @@ class LockHandler:
 
     def _reads_more(self, body: LockRequest, queue: MessageQueue) -> bool:
         """Whether a queue was read with tags, by another client than the one that asks for it."""
-        read = self._parts.progress.at(body.consumer_group, queue).filtered
+        read = self._context.progress.at(body.consumer_group, queue).filtered
         return read is not None and read.owner != body.client_id
 
     def _lock_steps(
@@ -143,8 +145,8 @@ class LockHandler:
         granted, reply, serial, left = list[Lease](), LockResponse(), 0, MAX_FINISHED_CHARS
         overtaken: list[SavedLane] = []
         for part in _parts_of(body.mq_set):
-            now = self._parts.clock.now()
-            grant = self._parts.locks.acquire(
+            now = self._context.clock.now()
+            grant = self._context.locks.acquire(
                 group,
                 self._grantable(group, body.client_id, self._existing(part)),  # both may change between two steps
                 body.client_id,
@@ -157,7 +159,7 @@ class LockHandler:
             self._unsaved.update(((group, row.queue), row) for row in grant.changes)
             for lease in grant.granted:
                 if lease.changed:
-                    yield from leave_out(self._parts, group, lease.queue)
+                    yield from leave_out(self._context, group, lease.queue)
             if wish is None or header.lane_finished is None:
                 overtaken += self._start_without_lanes(group, grant.granted)
             reply.lock_ok_mq_set += [QueueBody.of(lease.queue) for lease in grant.granted]
@@ -172,15 +174,15 @@ class LockHandler:
                 reply.lane_refused += map(_refusal, grant.refused)
             yield
         changed = [lease for lease in granted if lease.changed]
-        self._parts.counters.leases_granted += len(changed)
+        self._context.counters.leases_granted += len(changed)
         _log_changed(group, changed)
         keys = [(group, lease.queue) for lease in granted] if self._unsaved else []
         rows = self._current([self._unsaved[key] for key in keys if key in self._unsaved])
         new, encoded = {row.queue for row in rows}, reply.encode()
 
         def saved() -> None:
-            if self._parts.recording.on:
-                self._parts.recording.locked(group, [self._as_it_is(group, each, new) for each in granted])
+            if self._context.recording.on:
+                self._context.recording.locked(group, [self._as_it_is(group, each, new) for each in granted])
             named = 0 if header.lane_keep_alive_millis is None else serial
             answer(peer, request, {} if wish is None else self._answer_fields(named, member=member), encoded)
 
@@ -190,7 +192,7 @@ class LockHandler:
 
     def _start_without_lanes(self, group: str, granted: Sequence[Lease]) -> list[SavedLane]:
         """New owners that know neither finished ranges nor lanes run what follows the offset; returns lanes to save."""
-        started = [self._parts.progress.at(group, lease.queue) for lease in granted if lease.changed]
+        started = [self._context.progress.at(group, lease.queue) for lease in granted if lease.changed]
         for progress in started:
             progress.forget_finished()
         return [SavedLane.of(lane) for progress in started for lane in progress.overtake_lanes()]
@@ -205,7 +207,7 @@ class LockHandler:
     ) -> None:
         """Call `then` once these lanes, and those that an earlier grant of these queues passed, are on disk: after a
         crash they must not seem to be as they were. Answer with the error if that fails."""
-        keeper, unmarked = self._parts.progress_keeper, self._unmarked
+        keeper, unmarked = self._context.progress_keeper, self._unmarked
 
         def settled(error: StorageError | None) -> None:
             then() if error is None else answer_error(peer, request, error)
@@ -224,20 +226,20 @@ class LockHandler:
 
     def _charge_new(self, peer: Peer, request: Command, group: str, queues: Sequence[MessageQueue]) -> None:
         """Charge locks that the group never had before: they stay in memory and on disk."""
-        new = self._parts.locks.count_new(group, queues)
+        new = self._context.locks.count_new(group, queues)
         if new:
-            self._parts.charges.must_grow(Quota.LEASES, peer, request, group, new)
+            self._context.charges.must_grow(Quota.LEASES, peer, request, group, new)
 
     def _as_it_is(self, group: str, lease: Lease, new: Container[MessageQueue]) -> Lease:
         """A grant for the history, as it is once it is on disk: a grant lost in a crash was never given.
 
         The lease may have been shortened by a lost connection while it was written.
         """
-        last = self._parts.locks.latest(group, lease.queue)
+        last = self._context.locks.latest(group, lease.queue)
         if last is not None and last.epoch == lease.epoch:
             until = min(lease.expires_at, last.expires_at)
         else:
-            until = self._parts.clock.now()
+            until = self._context.clock.now()
         return lease._replace(expires_at=until, changed=lease.changed or lease.queue in new)
 
     def _existing(self, named: Sequence[QueueBody]) -> list[MessageQueue]:
@@ -245,7 +247,7 @@ class LockHandler:
 
         Otherwise leases could grow without bound, and a queue under two broker names could have two owners.
         """
-        return [each.queue for each in named if self._parts.queues.has(each.queue)]
+        return [each.queue for each in named if self._context.queues.has(each.queue)]
 
     def _grantable(self, group: str, client_id: str, queues: list[MessageQueue]) -> list[MessageQueue]:
         """Without queues that the client may not take: another member of the group reads more of the topic, or the
@@ -254,9 +256,9 @@ class LockHandler:
         It keeps what it has until its handlers have ended and it gives the queue back.
         """
         waits = {
-            topic for topic in {each.topic for each in queues} if self._parts.members.waits(group, topic, client_id)
+            topic for topic in {each.topic for each in queues} if self._context.members.waits(group, topic, client_id)
         }
-        free = self._parts.queues.grantable
+        free = self._context.queues.grantable
         return [
             each
             for each in queues
@@ -264,7 +266,7 @@ class LockHandler:
         ]
 
     def _owner(self, group: str, queue: MessageQueue) -> str | None:
-        last = self._parts.locks.latest(group, queue)
+        last = self._context.locks.latest(group, queue)
         return None if last is None else last.owner
 
     def _lease(self, wish: int | None) -> Millis | None:
@@ -276,7 +278,7 @@ class LockHandler:
         sent: dict[MessageQueue, str] = {}
         for lease in grant.granted:
             queue = lease.queue
-            progress = self._parts.progress.at(group, queue)
+            progress = self._context.progress.at(group, queue)
             if len(progress.finished) <= left:
                 sent[queue] = progress.finished
                 left -= len(progress.finished)
@@ -289,7 +291,7 @@ class LockHandler:
 
         `resets`: the owner does not pull here, so it learns of a reset from this answer.
         """
-        queue, progress = lease.queue, self._parts.progress.at(group, lease.queue)
+        queue, progress = lease.queue, self._context.progress.at(group, lease.queue)
         return LaneLease(
             topic=queue.topic,
             broker_name=queue.broker,
@@ -311,23 +313,23 @@ class LockHandler:
         """Release the queues, a part of them in each step, then save and answer."""
         group, epoch, released = body.consumer_group, _epoch(request.ext.get(LANE_EPOCH)), list[SavedLease]()
         for part in _parts_of(body.mq_set):
-            queues, now = [queue.queue for queue in part], self._parts.clock.now()
-            rows = self._parts.locks.release(group, queues, body.client_id, epoch=epoch, now=now)
+            queues, now = [queue.queue for queue in part], self._context.clock.now()
+            rows = self._context.locks.release(group, queues, body.client_id, epoch=epoch, now=now)
             self._unsaved.update(((group, row.queue), row) for row in rows)
-            if self._parts.recording.on:
-                self._parts.recording.unlocked(rows, body.client_id)
+            if self._context.recording.on:
+                self._context.recording.unlocked(rows, body.client_id)
             released += rows
             yield
         if released:
-            self._parts.counters.leases_released += len(released)
-            self._parts.notices.group_changed([group])
+            self._context.counters.leases_released += len(released)
+            self._context.notices.group_changed([group])
         self._save(peer, request, self._current(released), lambda: answer(peer, request))
         return None
 
     def _current(self, rows: Sequence[SavedLease]) -> Sequence[SavedLease]:
         """Rows of leases that are still as they were in an earlier step. Those of a topic that was deleted since must
         not be written behind its deletion."""
-        pairs = [(row, self._parts.locks.latest(row.group, row.queue)) for row in rows]
+        pairs = [(row, self._context.locks.latest(row.group, row.queue)) for row in rows]
         return [row for row, last in pairs if last is not None and last.epoch == row.epoch]
 
     def _save(self, peer: Peer, request: Command, rows: Sequence[SavedLease], saved: Callable[[], None]) -> None:
@@ -336,7 +338,7 @@ class LockHandler:
             saved()
             return
 
-        charges = self._parts.charges
+        charges = self._context.charges
         counted = charges.take_if_free(Quota.ROWS, peer, request)
 
         def done(_: object, error: StorageError | None) -> None:
@@ -351,16 +353,16 @@ class LockHandler:
                     del self._unsaved[row.group, row.queue]
             saved()
 
-        state = self._parts.state
-        self._parts.row_thread.submit_rows(state, lambda: state.save_leases(map(lease_row, rows)), done)
+        state = self._context.state
+        self._context.row_thread.submit_rows(state, lambda: state.save_leases(map(lease_row, rows)), done)
 
     def _show(self, peer: Peer, request: Command) -> None:
         self._answers.begin(peer, request, self._lease_steps(request.ext.get("consumerGroup") or None))
 
     def _lease_steps(self, wanted: str | None) -> Steps:
-        now = self._parts.clock.now()
+        now = self._context.clock.now()
         leases: list[msgspec.Raw] = []
-        for group, lease in self._parts.locks.in_steps(wanted, now=now):
+        for group, lease in self._context.locks.in_steps(wanted, now=now):
             if lease is not None:
                 shown = {
                     "group": group,

@@ -31,7 +31,7 @@ from lanemq.model.errors import BrokerRefused, OffsetNotFound, StorageError
 from lanemq.model.names import check_group, check_topic
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
-from lanemq.net.peer import Peer
+from lanemq.net.serving.peer import Peer
 from lanemq.wire.bodies import LaneProgress
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
@@ -45,8 +45,8 @@ log = logging.getLogger(__name__)
 class OffsetHandler:
     """Requests 14 and 15."""
 
-    def __init__(self, parts: GroupContext) -> None:
-        self._parts = parts
+    def __init__(self, context: GroupContext) -> None:
+        self._context = context
 
     def table(self) -> dict[int, Handler]:
         return {
@@ -58,11 +58,11 @@ class OffsetHandler:
         header = QueryOffsetHeader.from_ext(request.ext)
         check_group(header.consumer_group)
         check_topic(header.topic)
-        queue = self._parts.queues.named(header.topic, header.broker_name, header.queue_id)
-        progress = self._parts.progress.at(header.consumer_group, queue)
+        queue = self._context.queues.named(header.topic, header.broker_name, header.queue_id)
+        progress = self._context.progress.at(header.consumer_group, queue)
         offset = progress.offset
-        if offset is None and self._parts.recording.on:
-            self._parts.recording.nothing_found(progress.group, progress.queue)
+        if offset is None and self._context.recording.on:
+            self._context.recording.nothing_found(progress.group, progress.queue)
         if offset is None and LANE_CLIENT not in request.ext and header.set_zero_if_not_found is not False:
             offset = self._start_of_new_group(queue)
         if offset is None and header.set_zero_if_not_found:
@@ -84,41 +84,41 @@ class OffsetHandler:
         an empty queue, "not found" would lose messages: the client would then ask for the queue's end, and skip what
         arrived before that. (RocketMQ answers so since 5.1.) LaneMQ's own clients name their start explicitly.
         """
-        return QueueOffset(0) if self._parts.queue_log.is_young(queue) else None
+        return QueueOffset(0) if self._context.queue_log.is_young(queue) else None
 
     def _commit(self, peer: Peer, request: Command) -> None:
         header = UpdateOffsetHeader.from_ext(request.ext)
         check_group(header.consumer_group)
         group, topic = header.consumer_group, check_topic(header.topic)
         # One that does not exist is refused: its offset would outlive a deleted topic.
-        queue = self._parts.queues.existing(topic, header.broker_name, header.queue_id)
-        if header.lane_report and not is_reported(self._parts, group):
+        queue = self._context.queues.existing(topic, header.broker_name, header.queue_id)
+        if header.lane_report and not is_reported(self._context, group):
             self._begin_reports(peer, request, group)
             return
-        verdict = ownership(self._parts, peer, group, queue, header)
+        verdict = ownership(self._context, peer, group, queue, header)
         stock = header.lane_epoch is None
-        offset, progress = QueueOffset(header.commit_offset), self._parts.progress.at(group, queue)
-        use_groups(self._parts, peer, request, (group,))
+        offset, progress = QueueOffset(header.commit_offset), self._context.progress.at(group, queue)
+        use_groups(self._context, peer, request, (group,))
         body = LaneProgress.of_request(request.body) if request.body and not stock else None
         finished = None if body is None else self._finished(body.lane_finished, queue, offset)
         finished = self._charged(peer, request, progress, finished, 0 if body is None else len(body.lane_finished))
-        seen = None if body is None or self._parts.queue_log.has_records else body.lane_seen
+        seen = None if body is None or self._context.queue_log.has_records else body.lane_seen
         outcome = progress.commit(offset, kind=kind_of(verdict, stock=stock), finished=finished, seen=seen)
         if finished is not None:
             # The ranges may have become fewer, or the commit was ignored.
-            self._parts.charges.shrink(Quota.OFFSETS, (group,))
-        if self._parts.recording.on:
+            self._context.charges.shrink(Quota.OFFSETS, (group,))
+        if self._context.recording.on:
             owned = not isinstance(verdict, Unowned)
-            self._parts.recording.commit(group, queue, offset, header.lane_epoch, outcome, owned=owned)
+            self._context.recording.commit(group, queue, offset, header.lane_epoch, outcome, owned=owned)
         if stock and isinstance(verdict, Stale):
-            self._parts.counters.stale_commits += 1
+            self._context.counters.stale_commits += 1
             log.warning(
                 "group %s queue %s/%s: %s commits offset %s, but %s holds the queue",
                 group, header.topic, header.queue_id, peer, offset, verdict.holder,
             )  # fmt: skip
         match outcome:
             case Ignored(WhyIgnored.FENCED):
-                self._parts.counters.refused_commits += 1
+                self._context.counters.refused_commits += 1
                 remark = (
                     f"queue {queue.queue_id} of {queue.topic} was granted to another member; this commit is too late"
                 )
@@ -132,28 +132,28 @@ class OffsetHandler:
 
     def _begin_reports(self, peer: Peer, request: Command, group: str) -> None:
         """Note that the group's offsets are reported by a program that is no member, then take its first report."""
-        if is_consumed(self._parts, group):
+        if is_consumed(self._context, group):
             raise BrokerRefused(
                 ResponseCode.GROUP_CONFLICT,
                 f"group {group} is used by consumers, so a program that is no member cannot store its offsets there: "
                 f"they would skip what it has read. Use another group",
             )
-        use_groups(self._parts, peer, request, (group,))
-        before = self._parts.groups.get(group, SubscriptionGroupConfig(group_name=group))
+        use_groups(self._context, peer, request, (group,))
+        before = self._context.groups.get(group, SubscriptionGroupConfig(group_name=group))
         settings = replace(before, attributes={**before.attributes, REPORTED: "true"})
-        self._parts.charges.take(Quota.ROWS, peer, request)
-        self._parts.groups[group] = settings  # at once: from now on no consumer joins
+        self._context.charges.take(Quota.ROWS, peer, request)
+        self._context.groups[group] = settings  # at once: from now on no consumer joins
 
         def saved(_: object, error: StorageError | None) -> None:
-            self._parts.charges.give_back(Quota.ROWS, peer)
+            self._context.charges.give_back(Quota.ROWS, peer)
             if error is None:
                 self._commit(peer, request)
                 return
-            self._parts.groups[group] = before
+            self._context.groups[group] = before
             answer_saved(peer, request, error)
 
-        state = self._parts.state
-        self._parts.row_thread.submit_rows(state, lambda: state.save_group(group, settings.encode().decode()), saved)
+        state = self._context.state
+        self._context.row_thread.submit_rows(state, lambda: state.save_group(group, settings.encode().decode()), saved)
 
     def _charged(
         self, peer: Peer, request: Command, progress: QueueProgress, finished: FinishedRanges | None, chars: int
@@ -163,7 +163,7 @@ class OffsetHandler:
         A new offset beyond the quota is refused. Progress never is: without its finished ranges, some messages are
         delivered again.
         """
-        charges, group = self._parts.charges, progress.group
+        charges, group = self._context.charges, progress.group
         if progress.offset is None:
             charges.must_grow(Quota.OFFSETS, peer, request, group, OFFSET_BYTES)
         if finished is None or progress.reset is not ResetState.NONE:
@@ -175,5 +175,5 @@ class OffsetHandler:
 
     def _finished(self, text: str, queue: MessageQueue, offset: QueueOffset) -> FinishedRanges:
         """The finished ranges of a commit, cut at the queue's end: beyond it they would hide future messages."""
-        _, end = self._parts.queue_log.bounds(queue)
+        _, end = self._context.queue_log.bounds(queue)
         return FinishedRanges.decode(text, offset).below(end)

@@ -21,7 +21,7 @@ from lanemq.core.brokering.queue_progress import LaneName, ParkedLane, QueueProg
 from lanemq.core.lane_status import MAX_GIVEN
 from lanemq.model.errors import BrokerRefused, StorageError
 from lanemq.model.keys import shown_key
-from lanemq.net.peer import Peer
+from lanemq.net.serving.peer import Peer
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.lane_bodies import LaneBody, ParkedLaneBody, ParkedResult, ParkedTable
@@ -46,9 +46,9 @@ SortKey: TypeAlias = tuple[str, str, str, int, bool, str]
 class OperatorParkingHandler:
     """Requests 4204 to 4207."""
 
-    def __init__(self, parts: GroupContext, answers: LongAnswers) -> None:
-        self._parts = parts
-        self._keeper = parts.progress_keeper
+    def __init__(self, context: GroupContext, answers: LongAnswers) -> None:
+        self._context = context
+        self._keeper = context.progress_keeper
         self._answers = answers
 
     def table(self) -> dict[int, Handler]:
@@ -67,7 +67,7 @@ class OperatorParkingHandler:
     def _list_steps(self, peer: Peer, request: Command, wanted: LaneBody, after: SortKey | None) -> Steps:
         """Sort the lanes in short runs, then merge the runs until the answer is full."""
         runs, run = [], list[tuple[SortKey, LaneName]]()
-        for progress in self._parts.progress.parked():
+        for progress in self._context.progress.parked():
             if _matches(progress, wanted):
                 for lane in tuple(progress.lanes.values()):
                     key = _sort_key(lane.name)
@@ -104,10 +104,10 @@ class OperatorParkingHandler:
     def _show_from(self, peer: Peer, request: Command, lane: ParkedLane, start: int) -> None:
         """Show messages from an offset on: from the log in slices, or copies of them from the store."""
         offsets = lane.offsets.from_offset(start, MAX_SHOWN)
-        if not self._parts.queue_log.has_records:
+        if not self._context.queue_log.has_records:
             self._keeper.copies(lane, offsets, partial(answer_offsets, peer, request, offsets, {}))
             return
-        below, _ = self._parts.queue_log.bounds(lane.name.queue)
+        below, _ = self._context.queue_log.bounds(lane.name.queue)
 
         def answer_with(records: Records, error: StorageError | None) -> None:
             if error is not None:
@@ -136,21 +136,21 @@ class OperatorParkingHandler:
         changed = progress.redrive(name.key)
         if changed:
             log.info("group %s: key %s of %s is redriven", name.group, shown_key(name.key), _shown(name))
-        stored = partial(self._parts.recording.redriven, name, offsets[0], offsets[-1])
+        stored = partial(self._context.recording.redriven, name, offsets[0], offsets[-1])
         self._save(peer, request, lane, int(changed), stored)
 
     def _discard(self, peer: Peer, request: Command) -> None:
         wanted = LaneBody.of_request(request.body)
         progress, lane = self._one(wanted)
         name, first, last = lane.name, lane.first, min(wanted.through, lane.offsets.last)
-        noted = [offset for offset in lane.offsets if offset <= wanted.through] if self._parts.recording.on else []
+        noted = [offset for offset in lane.offsets if offset <= wanted.through] if self._context.recording.on else []
         removed = progress.discard(name.key, wanted.through)
         if removed:
             log.warning(
                 "group %s: %d message(s) of key %s of %s discarded, offsets %d to %d",
                 name.group, removed, shown_key(name.key), _shown(name), first, last,
             )  # fmt: skip
-        self._save(peer, request, lane, removed, partial(self._parts.recording.discarded, name, noted))
+        self._save(peer, request, lane, removed, partial(self._context.recording.discarded, name, noted))
 
     def _save(self, peer: Peer, request: Command, lane: ParkedLane, changed: int, stored: Callable[[], None]) -> None:
         """Answer when a change of a lane, if there is one, is on disk; `stored` is called then, too."""
@@ -165,7 +165,7 @@ class OperatorParkingHandler:
         """The lane that a request names; the queue may be omitted if it is unambiguous."""
         if not (wanted.group and wanted.topic) or wanted.any_key:
             raise BrokerRefused(ResponseCode.INVALID_PARAMETER, "a lane is named by its group, its topic and its key")
-        parked = [progress for progress in self._parts.progress.parked() if _matches(progress, wanted)]
+        parked = [progress for progress in self._context.progress.parked() if _matches(progress, wanted)]
         lanes = {progress: progress.lanes[wanted.key] for progress in parked if wanted.key in progress.lanes}
         if not lanes:
             what = "without a key" if wanted.key is None else f"of key {wanted.key!r}"

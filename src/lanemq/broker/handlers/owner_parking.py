@@ -21,8 +21,8 @@ from lanemq.model.keys import shown_key
 from lanemq.model.log_marks import LogMark, SeenLog
 from lanemq.model.names import check_group
 from lanemq.model.queue import MessageQueue
-from lanemq.net.peer import Peer
 from lanemq.net.rate_limited_log import FewLines
+from lanemq.net.serving.peer import Peer
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import ParkHeader, ParkNextResponse
@@ -42,10 +42,10 @@ NOT_IN_LOG = "a message that retention has deleted from the log cannot be parked
 class OwnerParkingHandler:
     """Requests 4202 and 4203."""
 
-    def __init__(self, parts: GroupContext) -> None:
-        self._parts = parts
-        self._keeper = parts.progress_keeper
-        self._lines = FewLines(log, parts.clock)
+    def __init__(self, context: GroupContext) -> None:
+        self._context = context
+        self._keeper = context.progress_keeper
+        self._lines = FewLines(log, context.clock)
 
     def table(self) -> dict[int, Handler]:
         return {RequestCode.LANE_PARK: self._park, RequestCode.LANE_PARK_NEXT: self._next}
@@ -56,19 +56,19 @@ class OwnerParkingHandler:
         asked, name = _checked(body), LaneName(progress.group, progress.queue, body.key)
         attempts = min(max(0, body.attempts), MAX_ATTEMPTS)
         failure = Failure(body.reason[:MAX_REASON_CHARS], attempts) if body.failed else None
-        offsets = progress.parkable(body.key, asked, self._parts.queue_log.bounds(progress.queue))
+        offsets = progress.parkable(body.key, asked, self._context.queue_log.bounds(progress.queue))
         if len(offsets) < len(asked):
             at = f"offset {asked[len(offsets)]} of {_shown(progress.queue)}"
             self._log(logging.ERROR, name, f"{at} cannot be parked, it is not in the log")
         more = progress.growth(body.key, failure, len(offsets))
-        over = self._parts.charges.grow(Quota.PARKED_BYTES, peer, request, name.group, more)
+        over = self._context.charges.grow(Quota.PARKED_BYTES, peer, request, name.group, more)
         if over is not None:
             self._log(logging.ERROR, name, f"{_lane(name)} cannot be parked: {over}")
             reply = ParkAnswer(settled=0, status=_status(progress.lanes.get(body.key)), remark=str(over))
             answer(peer, request, body=reply.encode())
             return
         again = body.again if body.again >= 0 else None
-        parked = progress.park(body.key, offsets, failure, now=self._parts.clock.wall(), again=again, held=body.held)
+        parked = progress.park(body.key, offsets, failure, now=self._context.clock.wall(), again=again, held=body.held)
         lane = parked.lane
         if lane is not None and failure is not None and (again is None or lane.status is LaneStatus.PARKED):
             reason = " ".join(failure.reason.split())
@@ -80,7 +80,7 @@ class OwnerParkingHandler:
         noted = (*((body.again,) if parked_again else ()), *parked.fresh)
         saved = partial(answer_saved, peer, request, body=reply.encode())
         if parked.fresh or failure is not None:
-            stored = partial(self._parts.recording.parked, name, noted)
+            stored = partial(self._context.recording.parked, name, noted)
             seen = self._see(progress, body.last)
             self._keeper.save_lane(name, saved, stored=stored, chunks=parked.rows, before=seen)
         else:
@@ -88,7 +88,7 @@ class OwnerParkingHandler:
 
     def _see(self, progress: QueueProgress, last: LogMark | None) -> tuple[SavedOffset, ...]:
         """Note the last parked message, if the log is elsewhere: it may lose that message before the next report."""
-        if last is None or self._parts.queue_log.has_records:
+        if last is None or self._context.queue_log.has_records:
             return ()
         progress.see(SeenLog(done=last))
         return () if progress.offset is None else (SavedOffset.of(progress),)
@@ -116,8 +116,8 @@ class OwnerParkingHandler:
             answer(peer, request, ext)
             return
         offsets = lane.offsets.from_offset(lane.first, wanted)
-        if not self._parts.queue_log.has_records:
-            self._parts.recording.redriven(name, offsets[0], offsets[-1])
+        if not self._context.queue_log.has_records:
+            self._context.recording.redriven(name, offsets[0], offsets[-1])
             self._keeper.copies(lane, offsets, partial(answer_offsets, peer, request, offsets, ext))
             return
 
@@ -129,7 +129,7 @@ class OwnerParkingHandler:
             elif not self._is_first(name, offsets[0]):  # discarded in between
                 self._give(peer, request, name, wanted)
             else:
-                self._parts.recording.redriven(name, offsets[0], max(records))
+                self._context.recording.redriven(name, offsets[0], max(records))
                 answer(peer, request, ext, b"".join(records.values()))
 
         self._keeper.find(name, offsets, MAX_GIVEN_BYTES, answer_with)
@@ -137,7 +137,7 @@ class OwnerParkingHandler:
     def _skip(self, name: LaneName, through: int, then: Saved) -> None:
         """Removes messages of which no intact record is left, as a pull skips them."""
         self._log(logging.ERROR, name, f"parked messages of {_lane(name)} are lost up to offset {through}")
-        self._parts.progress.at(name.group, name.queue).finish(name.key, through)
+        self._context.progress.at(name.group, name.queue).finish(name.key, through)
         self._keeper.save_lane(name, then)
 
     def _log(self, level: int, name: LaneName, text: str) -> None:
@@ -152,10 +152,10 @@ class OwnerParkingHandler:
         """The progress that a request concerns; raises if its sender does not own the queue."""
         header = ParkHeader.from_ext(request.ext)
         check_group(header.consumer_group)
-        queue = self._parts.queues.existing(header.topic, header.broker_name, header.queue_id)
-        if isinstance(ownership(self._parts, peer, header.consumer_group, queue, header), Current):
-            return self._parts.progress.at(header.consumer_group, queue)
-        self._parts.counters.refused_parks += 1
+        queue = self._context.queues.existing(header.topic, header.broker_name, header.queue_id)
+        if isinstance(ownership(self._context, peer, header.consumer_group, queue, header), Current):
+            return self._context.progress.at(header.consumer_group, queue)
+        self._context.counters.refused_parks += 1
         remark = f"queue {queue.queue_id} of {queue.topic} was granted to another member; it decides about the lane"
         raise BrokerRefused(ResponseCode.LEASE_REFUSED, remark)
 

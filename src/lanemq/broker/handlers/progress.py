@@ -9,7 +9,7 @@ from lanemq.core.brokering.traffic import MINUTE
 from lanemq.core.finished_ranges import count_finished
 from lanemq.model.errors import BrokerRefused, GroupNotFound
 from lanemq.model.queue import MessageQueue
-from lanemq.net.peer import Peer
+from lanemq.net.serving.peer import Peer
 from lanemq.wire.admin_headers import ConsumeStatsHeader, TopicHeader
 from lanemq.wire.bodies import SubscriptionData, encode_json
 from lanemq.wire.codes import RequestCode, ResponseCode
@@ -32,8 +32,8 @@ OFFSETS_AT_ONCE = 256
 class ProgressHandler:
     """Requests 43, 203, 208 and 300."""
 
-    def __init__(self, parts: GroupContext, answers: LongAnswers) -> None:
-        self._parts = parts
+    def __init__(self, context: GroupContext, answers: LongAnswers) -> None:
+        self._context = context
         self._answers = answers
 
     def table(self) -> dict[int, Handler]:
@@ -52,7 +52,7 @@ class ProgressHandler:
         entries: list[bytes] = []
         rate, size = 0.0, 0
         for name in self._topics_of(group, only):
-            for queue in self._parts.queues.of_topic(name):
+            for queue in self._context.queues.of_topic(name):
                 entries.append(encode_queue_entry(queue, self._progress(group, queue)))
                 size += len(entries[-1])
                 if size > MAX_ANSWER_BYTES:
@@ -61,44 +61,44 @@ class ProgressHandler:
                         f"group {group} has more than {len(entries)} queues, too many for one answer: name a topic",
                     )
                 yield
-            got, _ = self._parts.traffic.got_of(group, name)
-            rate += got.last(MINUTE, now=self._parts.clock.now()).per_second
+            got, _ = self._context.traffic.got_of(group, name)
+            rate += got.last(MINUTE, now=self._context.clock.now()).per_second
             yield
         return ConsumeStats(consume_tps=rate).encode_with(entries)
 
     def _progress(self, group: str, queue: MessageQueue) -> ConsumeOffset:
-        low, high = self._parts.queue_log.bounds(queue)
-        progress = self._parts.progress.at(group, queue)
+        low, high = self._context.queue_log.bounds(queue)
+        progress = self._context.progress.at(group, queue)
         done = progress.offset
         return ConsumeOffset(
             broker_offset=high,
             consumer_offset=low if done is None else done,
             pull_offset=low if done is None else done,
-            last_timestamp=0 if done is None else self._parts.queue_log.stored_before(queue, done),
+            last_timestamp=0 if done is None else self._context.queue_log.stored_before(queue, done),
             lane_finished=count_finished(progress.finished),
         )
 
     def _topics_of(self, group: str, topic: str | None) -> list[str]:
         if topic:
             return [topic]
-        view = self._parts.members.snapshot(group)
+        view = self._context.members.snapshot(group)
         named = {item.topic for item in view.subscriptions} if view is not None else set()
-        return sorted(named.union(self._parts.progress.topics(group)) | self._parts.locks.owned_topics(group))
+        return sorted(named.union(self._context.progress.topics(group)) | self._context.locks.owned_topics(group))
 
     def _connections(self, peer: Peer, request: Command) -> None:
         group = ConsumerListHeader.from_ext(request.ext).consumer_group
-        view = self._parts.members.snapshot(group)
+        view = self._context.members.snapshot(group)
         if view is None:
             raise GroupNotFound(ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group [{group}] is not online")
         connections = [
             ClientConnection(
-                client_id=self._parts.members.client_of(number) or "",
+                client_id=self._context.members.client_of(number) or "",
                 client_addr=str(connected.remote),
-                language=self._parts.clients[number].language,
-                version=self._parts.clients[number].version,
+                language=self._context.clients[number].language,
+                version=self._context.clients[number].version,
             )
-            for number in self._parts.members.connections(group)
-            if (connected := self._parts.notices.peer(number)) is not None
+            for number in self._context.members.connections(group)
+            if (connected := self._context.notices.peer(number)) is not None
         ]
         table = {
             item.topic: SubscriptionData(
@@ -123,14 +123,14 @@ class ProgressHandler:
 
     def _narrower(self, group: str, topic: str) -> int | UnsetType:
         """How many members have fewer tags than others; unset if all have the same."""
-        return self._parts.members.narrower(group, topic) or UNSET
+        return self._context.members.narrower(group, topic) or UNSET
 
     def _groups_of_topic(self, peer: Peer, request: Command) -> None:
         self._answers.begin(peer, request, self._reader_steps(TopicHeader.from_ext(request.ext).topic))
 
     def _reader_steps(self, topic: str) -> Steps:
-        members, progress, readers = self._parts.members, self._parts.progress, set[str]()
-        locks = self._parts.locks
+        members, progress, readers = self._context.members, self._context.progress, set[str]()
+        locks = self._context.locks
         for group in {*members.groups(), *progress.groups(), *locks.groups()}:
             if (
                 members.subscription(group, topic) is not None
@@ -147,9 +147,9 @@ class ProgressHandler:
     def _offset_steps(self) -> Steps:
         table: dict[str, Raw] = {}
         size = 0
-        for group in self._parts.progress.groups():
+        for group in self._context.progress.groups():
             by_topic: dict[str, dict[int, int]] = {}
-            for number, progress in enumerate(self._parts.progress.of_group(group)):
+            for number, progress in enumerate(self._context.progress.of_group(group)):
                 queue, offset = progress.queue, progress.offset or 0
                 by_topic.setdefault(queue.topic, {})[queue.queue_id] = offset
                 if number % OFFSETS_AT_ONCE == 0:

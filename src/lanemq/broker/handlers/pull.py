@@ -25,8 +25,8 @@ from lanemq.model.errors import BrokerBusy, BrokerRefused, LaneError, NotAllowed
 from lanemq.model.java_hash import tag_code
 from lanemq.model.names import check_group
 from lanemq.model.units import Epoch, Millis, QueueOffset
-from lanemq.net.peer import Peer
 from lanemq.net.rate_limited_log import FaultLog, FewLines
+from lanemq.net.serving.peer import Peer
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import PullHeader, PullResponse
@@ -109,9 +109,9 @@ class _Pull:
 class PullHandler:
     """Requests 11 and 361."""
 
-    def __init__(self, parts: BrokerContext) -> None:
-        self._parts = parts
-        self._faults, self._lines = FaultLog(log, parts.clock), FewLines(log, parts.clock)
+    def __init__(self, context: BrokerContext) -> None:
+        self._context = context
+        self._faults, self._lines = FaultLog(log, context.clock), FewLines(log, context.clock)
         self._held: dict[_Pull, None] = {}
         self._by_peer: dict[int, dict[_Pull, None]] = {}
 
@@ -119,23 +119,23 @@ class PullHandler:
         return {RequestCode.PULL_MESSAGE: self._pull, RequestCode.LITE_PULL_MESSAGE: self._pull}
 
     def expire(self, now: Millis) -> None:
-        self._parts.waking.expire(now)
+        self._context.waking.expire(now)
 
     def group_moved(self, group: str, queues: Container[tuple[str, int]]) -> None:
         """Answer a group's held pulls immediately after a reset of these queues, not at their deadline."""
-        self._parts.waking.release([pull for pull in self._held if _is_of(pull.header, group, queues)])
+        self._context.waking.release([pull for pull in self._held if _is_of(pull.header, group, queues)])
 
     def topic_deleted(self, topic: str) -> None:
         """Answer the held pulls of a deleted topic: they must not continue in a new topic of that name."""
         gone = [pull for pull in self._held if pull.header.topic == topic]
         for pull in gone:
             pull.topic_deleted = True  # a new topic of that name may exist when it is answered
-        self._parts.waking.release(gone)
+        self._context.waking.release(gone)
 
     def release_all(self) -> None:
         """Answer all held pulls before the broker stops."""
         held = tuple(self._held)
-        self._parts.polls.forget(held)
+        self._context.polls.forget(held)
         for pull in held:
             pull.in_parts = False
             self.answer_held(pull)
@@ -144,15 +144,15 @@ class PullHandler:
         gone = self._by_peer.pop(peer.number, {})
         for pull in gone:
             self._held.pop(pull, None)
-        self._parts.charges.give_back(Quota.HELD_PULLS, peer, sum(pull.weight for pull in gone))
-        self._parts.waking.forget(gone)
+        self._context.charges.give_back(Quota.HELD_PULLS, peer, sum(pull.weight for pull in gone))
+        self._context.waking.forget(gone)
 
     def _pull(self, peer: Peer, request: Command) -> None:
         header = PullHeader.from_ext(request.ext)
         self._check_group(header.consumer_group)
         self._check_topic(header)
-        if header.consumer_group not in self._parts.charges.group_use or header.sys_flag & PULL_COMMIT_OFFSET:
-            self._parts.charges.use_groups(peer, request, (header.consumer_group,))
+        if header.consumer_group not in self._context.charges.group_use or header.sys_flag & PULL_COMMIT_OFFSET:
+            self._context.charges.use_groups(peer, request, (header.consumer_group,))
         max_bytes = STOCK_PULL_BYTES if header.lane_max_bytes is None else header.lane_max_bytes
         pull = _Pull(
             self,
@@ -170,7 +170,7 @@ class PullHandler:
         self._check_filter(pull)
         if header.sys_flag & PULL_COMMIT_OFFSET:
             if self._progress(header).offset is None:
-                self._parts.charges.must_grow(Quota.OFFSETS, peer, request, header.consumer_group, OFFSET_BYTES)
+                self._context.charges.must_grow(Quota.OFFSETS, peer, request, header.consumer_group, OFFSET_BYTES)
             self._commit(pull)
         reset_to = self._reset_to(pull)
         if reset_to is not None:
@@ -187,7 +187,7 @@ class PullHandler:
 
     def _wait_for_index(self, pull: _Pull, error: StillRebuilding) -> None:
         """Hold a pull whose first message is not indexed yet, for as long as it wants to wait, and look again."""
-        header, now = pull.header, self._parts.clock.now()
+        header, now = pull.header, self._context.clock.now()
         suspend = header.suspend_timeout_millis if header.sys_flag & PULL_SUSPEND else 0
         if pull.rebuilt_by is None:
             pull.rebuilt_by = Millis(now + max(REBUILD_HOLD_MS, min(suspend, MAX_HOLD_MS)))
@@ -201,12 +201,12 @@ class PullHandler:
             answer_error(pull.peer, pull.request, error)
 
     def _check_group(self, group: str) -> None:
-        settings = self._parts.groups.get(check_group(group))
+        settings = self._context.groups.get(check_group(group))
         if settings is not None and not settings.consume_enable:
             raise NotAllowed(ResponseCode.NO_PERMISSION, f"group {group} may not consume: its settings forbid it")
 
     def _check_topic(self, header: PullHeader) -> None:
-        topic = self._parts.topics.get(header.topic)
+        topic = self._context.topics.get(header.topic)
         if topic is None:
             raise TopicNotFound(ResponseCode.TOPIC_NOT_EXIST, f"topic {header.topic} does not exist")
         if not topic.permission & Permission.READ:
@@ -222,7 +222,7 @@ class PullHandler:
         _refuse_filter(header.expression_type)
         if header.sys_flag & PULL_SUBSCRIPTION:
             return tag_codes(header.subscription or "*")
-        known = self._parts.members.subscription(header.consumer_group, header.topic)
+        known = self._context.members.subscription(header.consumer_group, header.topic)
         if known is None:
             raise BrokerRefused(
                 ResponseCode.SUBSCRIPTION_NOT_EXIST,
@@ -236,11 +236,11 @@ class PullHandler:
     def _check_owner(self, pull: _Pull) -> None:
         """Refuse a stale owner. A stock client has no epoch: it is counted, and answered as RocketMQ does."""
         header = pull.header
-        queue = self._parts.queues.named(header.topic, None, header.queue_id)
-        verdict = ownership(self._parts, pull.peer, header.consumer_group, queue, header)
+        queue = self._context.queues.named(header.topic, None, header.queue_id)
+        verdict = ownership(self._context, pull.peer, header.consumer_group, queue, header)
         if not isinstance(verdict, Stale):
             return
-        self._parts.counters.stale_pulls += 1
+        self._context.counters.stale_pulls += 1
         if header.lane_epoch is not None:
             remark = f"queue {header.queue_id} of {header.topic} belongs to {verdict.holder or 'no member'} now"
             raise BrokerRefused(ResponseCode.LEASE_REFUSED, remark)
@@ -251,7 +251,7 @@ class PullHandler:
         The member gives its queues of the topic back, as soon as it knows of the other one.
         """
         group, topic, tags = pull.header.consumer_group, pull.header.topic, pull.filter
-        widest = None if tags is None else self._parts.members.widest(group, topic)
+        widest = None if tags is None else self._context.members.widest(group, topic)
         if tags is not None and widest is not None and not contains(tags, widest):
             raise BrokerRefused(
                 ResponseCode.SUBSCRIPTION_NOT_LATEST,
@@ -262,21 +262,21 @@ class PullHandler:
     def _commit(self, pull: _Pull) -> None:
         header = pull.header
         progress, offset = self._progress(header), QueueOffset(header.commit_offset)
-        verdict = ownership(self._parts, pull.peer, progress.group, progress.queue, header)
+        verdict = ownership(self._context, pull.peer, progress.group, progress.queue, header)
         outcome = progress.commit(offset, kind=kind_of(verdict, stock=header.lane_epoch is None))
-        if self._parts.recording.on:
+        if self._context.recording.on:
             owned = not isinstance(verdict, Unowned)
-            self._parts.recording.commit(
+            self._context.recording.commit(
                 progress.group, progress.queue, offset, header.lane_epoch, outcome, owned=owned
             )
 
     def _progress(self, header: PullHeader) -> QueueProgress:
-        queue = self._parts.queues.named(header.topic, None, header.queue_id)
-        return self._parts.progress.at(header.consumer_group, queue)
+        queue = self._context.queues.named(header.topic, None, header.queue_id)
+        return self._context.progress.at(header.consumer_group, queue)
 
     def _read(self, pull: _Pull) -> ReadResult:
         header = pull.header
-        result = self._parts.store.read(
+        result = self._context.store.read(
             header.topic,
             header.queue_id,
             pull.offset,
@@ -284,8 +284,8 @@ class PullHandler:
             max(1, min(pull.bytes, MAX_PULL_BYTES, pull.peer.max_reply_bytes)),
             pull.tags,
         )
-        self._parts.traffic.delivered(
-            header.consumer_group, header.topic, result.count, len(result.data), now=self._parts.clock.now()
+        self._context.traffic.delivered(
+            header.consumer_group, header.topic, result.count, len(result.data), now=self._context.clock.now()
         )
         if pull.tags is not None and header.lane_epoch is not None:
             owner, epoch = header.lane_client or "", Epoch(header.lane_epoch)
@@ -301,19 +301,19 @@ class PullHandler:
         wants = header.sys_flag & PULL_SUSPEND and header.suspend_timeout_millis > 0
         if not wants or pull.request.is_oneway:
             return False
-        pull.deadline = Millis(self._parts.clock.now() + min(header.suspend_timeout_millis, MAX_HOLD_MS))
+        pull.deadline = Millis(self._context.clock.now() + min(header.suspend_timeout_millis, MAX_HOLD_MS))
         return self._hold_until(pull, pull.deadline)
 
     def _hold_until(self, pull: _Pull, deadline: Millis) -> bool:
         """Hold a pull; False if the broker holds too many, and raises `BrokerBusy` if its client does."""
         header = pull.header
         offset = QueueOffset(pull.offset)
-        pull.held_at = self._parts.clock.now()
+        pull.held_at = self._context.clock.now()
         chars = sum(map(len, pull.request.ext.values()))
         pull.weight = 1 + chars // CHARS_OF_ONE + len(pull.tags or ()) // TAGS_OF_ONE
-        self._parts.charges.take(Quota.HELD_PULLS, pull.peer, pull.request, pull.weight)
-        if not self._parts.polls.hold(pull, header.topic, header.queue_id, offset, pull.tags, deadline):
-            self._parts.charges.give_back(Quota.HELD_PULLS, pull.peer, pull.weight)
+        self._context.charges.take(Quota.HELD_PULLS, pull.peer, pull.request, pull.weight)
+        if not self._context.polls.hold(pull, header.topic, header.queue_id, offset, pull.tags, deadline):
+            self._context.charges.give_back(Quota.HELD_PULLS, pull.peer, pull.weight)
             return False
         self._held[pull] = None
         self._by_peer.setdefault(pull.peer.number, {})[pull] = None
@@ -340,13 +340,13 @@ class PullHandler:
     def _no_longer_held(self, pull: _Pull) -> None:
         if self._held.pop(pull, self) is not self:
             del self._by_peer[pull.peer.number][pull]
-            self._parts.charges.give_back(Quota.HELD_PULLS, pull.peer, pull.weight)
+            self._context.charges.give_back(Quota.HELD_PULLS, pull.peer, pull.weight)
 
     def _answer_now(self, pull: _Pull) -> bool:
         """Answer a pull, or a part of it; returns whether it is held for another part."""
         self._check_owner(pull)
         self._check_filter(pull)
-        if pull.topic_deleted or self._parts.topics.get(pull.header.topic) is None:
+        if pull.topic_deleted or self._context.topics.get(pull.header.topic) is None:
             ext = PullResponse(next_begin_offset=0, min_offset=0, max_offset=0).to_ext()
             answer_code(pull.peer, pull.request, ResponseCode.PULL_OFFSET_MOVED, "the topic was deleted", ext)
             return False
@@ -368,7 +368,7 @@ class PullHandler:
 
         It stays among the held pulls in between, and still counts as one of its client.
         """
-        header, now = pull.header, self._parts.clock.now()
+        header, now = pull.header, self._context.clock.now()
         is_last = (
             result.status is not ReadStatus.FOUND
             or result.next_offset < result.max_offset  # the rest is there already
@@ -384,7 +384,7 @@ class PullHandler:
         pull.bytes -= len(result.data)
         pull.held_at = now
         offset = QueueOffset(pull.offset)
-        return self._parts.polls.hold(pull, header.topic, header.queue_id, offset, pull.tags, pull.deadline)
+        return self._context.polls.hold(pull, header.topic, header.queue_id, offset, pull.tags, pull.deadline)
 
     def _answer(self, pull: _Pull, result: ReadResult, *, more: bool = False) -> None:
         ext = PullResponse.ext_of(result.next_offset, result.min_offset, result.max_offset, more=more)
@@ -395,15 +395,15 @@ class PullHandler:
         self._answer_nothing(pull, offset, ResponseCode.PULL_OFFSET_MOVED, "the offset was reset")
 
     def _answer_nothing(self, pull: _Pull, next_offset: int, code: ResponseCode, remark: str) -> None:
-        low, high = self._parts.store.bounds(pull.header.topic, pull.header.queue_id)
+        low, high = self._context.store.bounds(pull.header.topic, pull.header.queue_id)
         ext = PullResponse(next_begin_offset=next_offset, min_offset=low, max_offset=high).to_ext()
         answer_code(pull.peer, pull.request, code, remark, ext)
 
     def _reset_to(self, pull: _Pull) -> QueueOffset | None:
         """The new offset if a reset of the group is pending; this pull is how the owner learns of it."""
-        header, parts = pull.header, self._parts
+        header, context = pull.header, self._context
         progress = self._progress(header)
-        waits = parts.recording.on and progress.reset is not ResetState.NONE
+        waits = context.recording.on and progress.reset is not ResetState.NONE
         offset = progress.moved_to(
             QueueOffset(pull.offset),
             # Consumers set SUSPEND; a client that does not has chosen the range that it reads.
@@ -411,7 +411,7 @@ class PullHandler:
             commits=bool(header.lane_epoch),
         )
         if offset is None and waits:  # may be a new member, which never was at another offset
-            parts.recording.arrived(progress.group, progress.queue, pull.offset)
+            context.recording.arrived(progress.group, progress.queue, pull.offset)
         return offset
 
 

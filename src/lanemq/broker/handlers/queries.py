@@ -14,7 +14,7 @@ from lanemq.core.brokering.fair_queue import FairQueue
 from lanemq.core.brokering.quotas import Quota
 from lanemq.model.errors import StorageError
 from lanemq.model.names import check_topic
-from lanemq.net.peer import Peer
+from lanemq.net.serving.peer import Peer
 from lanemq.wire.admin_headers import (
     ConsumeDirectlyHeader,
     QueryMessageHeader,
@@ -41,8 +41,8 @@ class _Search(NamedTuple):
 class QueryHandler:
     """Requests 12, 33 and 309."""
 
-    def __init__(self, parts: BrokerContext) -> None:
-        self._parts = parts
+    def __init__(self, context: BrokerContext) -> None:
+        self._context = context
         self._searches = FairQueue[_Search]()
         """The searches that wait for the one that runs."""
         self._searching = False
@@ -56,14 +56,14 @@ class QueryHandler:
 
     def _view(self, peer: Peer, request: Command) -> None:
         position = ViewMessageHeader.from_ext(request.ext).offset
-        answer(peer, request, {}, self._parts.store.read_at(position))
+        answer(peer, request, {}, self._context.store.read_at(position))
 
     def _consume_directly(self, peer: Peer, request: Command) -> None:
         """The request names a message; the member gets the message itself."""
         header = ConsumeDirectlyHeader.from_ext(request.ext)
-        record = self._parts.store.read_at(decode_offset_id(header.msg_id or "").position)
-        ext = {**request.ext, "brokerName": self._parts.options.name}
-        relay(self._parts, peer, request, (header.consumer_group, header.client_id), ext, record)
+        record = self._context.store.read_at(decode_offset_id(header.msg_id or "").position)
+        ext = {**request.ext, "brokerName": self._context.options.name}
+        relay(self._context, peer, request, (header.consumer_group, header.client_id), ext, record)
 
     def _query(self, peer: Peer, request: Command) -> None:
         header = QueryMessageHeader.from_ext(request.ext)
@@ -72,7 +72,7 @@ class QueryHandler:
         begin, end = header.begin_timestamp, header.end_timestamp
 
         def answer_with(records: list[bytes] | None, error: StorageError | None) -> None:
-            self._parts.charges.give_back(Quota.SEARCHES, peer)
+            self._context.charges.give_back(Quota.SEARCHES, peer)
             if error is not None:
                 answer_error(peer, request, error)
             elif not records:
@@ -84,14 +84,14 @@ class QueryHandler:
                 )
             else:
                 ext = QueryMessageResponse(
-                    index_last_update_timestamp=self._parts.clock.wall(),
-                    index_last_update_phyoffset=self._parts.store.log_end,
+                    index_last_update_timestamp=self._context.clock.wall(),
+                    index_last_update_phyoffset=self._context.store.log_end,
                 ).to_ext()
                 answer(peer, request, ext, b"".join(records))
 
-        self._parts.charges.take(Quota.SEARCHES, peer, request)
-        search = _Search(lambda: self._parts.store.query(header.topic, header.key, limit, begin, end), answer_with)
-        self._searches.add(self._parts.charges.party(peer, request), peer.number, search)
+        self._context.charges.take(Quota.SEARCHES, peer, request)
+        search = _Search(lambda: self._context.store.query(header.topic, header.key, limit, begin, end), answer_with)
+        self._searches.add(self._context.charges.party(peer, request), peer.number, search)
         self._next_search()
 
     def _next_search(self) -> None:
@@ -106,4 +106,4 @@ class QueryHandler:
             self._next_search()
             search.found(records, error)
 
-        self._parts.search_thread.submit(search.look, ended)
+        self._context.search_thread.submit(search.look, ended)

@@ -18,8 +18,8 @@ from lanemq.core.brokering.quotas import MAX_CLIENT_ID_CHARS
 from lanemq.log.appender import NewRecord
 from lanemq.model.errors import BrokerRefused, LaneError, StorageError
 from lanemq.model.names import check_topic
-from lanemq.net.peer import Peer
 from lanemq.net.rate_limited_log import FewLines
+from lanemq.net.serving.peer import Peer
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import PushReplyHeader, SendHeader
@@ -39,9 +39,9 @@ log = logging.getLogger(__name__)
 class ReplyHandler:
     """Requests 324 and 325."""
 
-    def __init__(self, parts: BrokerContext) -> None:
-        self._parts = parts
-        self._lines = FewLines(log, parts.clock)
+    def __init__(self, context: BrokerContext) -> None:
+        self._context = context
+        self._lines = FewLines(log, context.clock)
 
     def table(self) -> dict[int, Handler]:
         return {
@@ -51,13 +51,13 @@ class ReplyHandler:
 
     def _reply(self, decode: Callable[[dict[str, str]], SendHeader], peer: Peer, request: Command) -> None:
         header = decode(request.ext)
-        self._parts.topic_keeper.existing(check_topic(header.topic))
+        self._context.topic_keeper.existing(check_topic(header.topic))
         self._refuse_large(header, request.body)
         client_id = find_property(header.properties, PropertyName.REPLY_TO_CLIENT)
         if client_id is None:
             raise BrokerRefused(ResponseCode.SYSTEM_ERROR, "reply message properties[REPLY_TO_CLIENT] is null")
         correlation = find_property(header.properties, PropertyName.CORRELATION_ID) or ""
-        notices, guarded = self._parts.notices, self._parts.options.users is not None
+        notices, guarded = self._context.notices, self._context.options.users is not None
         asker = notices.peer_that_asked(client_id, correlation) if guarded else notices.peer_of_client(client_id)
         if asker is None:
             why = ": it has left, or did not send this request" if guarded else "."
@@ -73,15 +73,15 @@ class ReplyHandler:
 
         ext = self._push_header(peer, header).to_ext()
         code = RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT
-        notices.ask(asker, code, ext, request.body, received, now=self._parts.clock.now())
+        notices.ask(asker, code, ext, request.body, received, now=self._context.clock.now())
 
     def _refuse_large(self, header: SendHeader, body: bytes) -> None:
-        options = self._parts.options
+        options = self._context.options
         if len(body) > options.max_body_bytes or len(header.properties.encode()) > MAX_PROPERTIES_BYTES:
             raise BrokerRefused(ResponseCode.MESSAGE_ILLEGAL, "the reply is larger than a message may be")
 
     def _push_header(self, peer: Peer, header: SendHeader) -> PushReplyHeader:
-        now = self._parts.clock.wall()
+        now = self._context.clock.wall()
         properties = remove_property(header.properties, PropertyName.PUSH_REPLY_TIME)
         return PushReplyHeader(
             producer_group=header.producer_group,
@@ -96,7 +96,7 @@ class ReplyHandler:
             reconsume_times=header.reconsume_times,
             unit_mode=header.unit_mode,
             born_host=str(peer.remote),
-            store_host=str(self._parts.advertised),
+            store_host=str(self._context.advertised),
             store_timestamp=now,
         )
 
@@ -122,9 +122,9 @@ class ReplyHandler:
         record = NewRecord(request.body, text, 0, *same)
         size = len(request.body) + len(text)
         try:
-            staged = self._parts.group_commit.append(header.topic, 0, [record], pack_host(*peer.remote), size, stored)
+            staged = self._context.group_commit.append(header.topic, 0, [record], pack_host(*peer.remote), size, stored)
         except LaneError as error:
             stored(error if isinstance(error, StorageError) else StorageError(str(error)))
             return
-        ext["msgId"] = encode_offset_id(*self._parts.advertised, staged.positions[0])
+        ext["msgId"] = encode_offset_id(*self._context.advertised, staged.positions[0])
         ext["queueOffset"] = str(staged.first_offset)

@@ -18,7 +18,7 @@ from lanemq.model.errors import BrokerBusy, StorageError
 from lanemq.model.names import check_group
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
-from lanemq.net.peer import Peer
+from lanemq.net.serving.peer import Peer
 from lanemq.wire.admin_headers import ResetOffsetHeader, RunningInfoHeader
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
@@ -29,10 +29,10 @@ class ResetHandler:
     """Requests 222, 307, 4208 and 4209."""
 
     def __init__(
-        self, parts: GroupContext, moved: Callable[[str, Set[tuple[str, int]]], None], answers: LongAnswers
+        self, context: GroupContext, moved: Callable[[str, Set[tuple[str, int]]], None], answers: LongAnswers
     ) -> None:
         """`moved` is called with the group and the queues (topic, number) of every reset."""
-        self._parts = parts
+        self._context = context
         self._moved = moved
         self._answers = answers
 
@@ -48,15 +48,15 @@ class ResetHandler:
         header = ResetOffsetHeader.from_ext(request.ext)
         group = check_group(header.group)
         queues = self._wanted(header)
-        use_groups(self._parts, peer, request, (group,))
+        use_groups(self._context, peer, request, (group,))
         self._answers.begin(peer, request, self._reset_steps(peer, request, header, group, queues))
 
     def _wanted(self, header: ResetOffsetHeader) -> Sequence[MessageQueue]:
         """The queues that a reset concerns: one, or all of a topic."""
-        queues = self._parts.queues.readable(header.topic)
+        queues = self._context.queues.readable(header.topic)
         wanted = [queue for queue in queues if _names(header, queue)]
         if not wanted:
-            named = self._parts.queues.named(header.topic, header.broker_name, header.queue_id or 0)
+            named = self._context.queues.named(header.topic, header.broker_name, header.queue_id or 0)
             raise no_such_queue(named, len(queues))
         return wanted
 
@@ -76,41 +76,41 @@ class ResetHandler:
     def _change(
         self, peer: Peer, request: Command, header: ResetOffsetHeader, group: str, targets: Mapping[MessageQueue, int]
     ) -> None:
-        pairs = [(self._parts.progress.at(group, queue), offset) for queue, offset in targets.items()]
+        pairs = [(self._context.progress.at(group, queue), offset) for queue, offset in targets.items()]
         new = sum(progress.offset is None for progress, _ in pairs)
         if new:
-            self._parts.charges.must_grow(Quota.OFFSETS, peer, request, group, new * OFFSET_BYTES)
-        self._parts.charges.take(Quota.ROWS, peer, request)
+            self._context.charges.must_grow(Quota.OFFSETS, peer, request, group, new * OFFSET_BYTES)
+        self._context.charges.take(Quota.ROWS, peer, request)
         # Members may be working without being in the list: after a restart of the broker, or while they are cut off.
         # One whose lease has expired continues where it was if no other got the queue, and would undo the reset.
-        online = self._parts.locks.has_owner(group) or bool(self._parts.members.members(group))
+        online = self._context.locks.has_owner(group) or bool(self._context.members.members(group))
         # Without force, a reset only goes back.
         moved = [each for each in pairs if header.is_force or each[1] <= (each[0].offset or 0)]
         for progress, offset in moved:
             progress.move(QueueOffset(offset), pending=online)
         table = {progress.queue: offset for progress, offset in moved}
-        if self._parts.recording.on and not online:
-            self._parts.recording.moved(group, table)
+        if self._context.recording.on and not online:
+            self._context.recording.moved(group, table)
         reply = ResetOffsetBody(offset_table=table).encode()
 
         def saved(error: StorageError | None) -> None:
-            self._parts.charges.give_back(Quota.ROWS, peer)
+            self._context.charges.give_back(Quota.ROWS, peer)
             answer_saved(peer, request, error, reply)
             if error is None:
                 self._moved(group, {(queue.topic, queue.queue_id) for queue in table})
 
         # Unlike progress, a reset must not be lost in a crash once it is answered.
-        self._parts.progress_keeper.save([SavedOffset.of(progress) for progress, _ in moved], saved)
+        self._context.progress_keeper.save([SavedOffset.of(progress) for progress, _ in moved], saved)
 
     def _target(self, header: ResetOffsetHeader, queue: MessageQueue) -> int:
         if header.offset is not None and header.offset >= 0:
-            low, high = self._parts.queue_log.bounds(queue)
+            low, high = self._context.queue_log.bounds(queue)
             return max(low, min(header.offset, high))
-        return self._parts.queue_log.offset_at(queue, header.timestamp)
+        return self._context.queue_log.offset_at(queue, header.timestamp)
 
     def _running_info(self, peer: Peer, request: Command) -> None:
         header = RunningInfoHeader.from_ext(request.ext)
-        relay(self._parts, peer, request, (header.consumer_group, header.client_id), request.ext, request.body)
+        relay(self._context, peer, request, (header.consumer_group, header.client_id), request.ext, request.body)
 
 
 def _names(header: ResetOffsetHeader, queue: MessageQueue) -> bool:

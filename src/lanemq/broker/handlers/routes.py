@@ -9,7 +9,7 @@ from lanemq.broker.context import BrokerContext
 from lanemq.broker.dispatch import Handler, answer
 from lanemq.core.brokering.topic_table import TopicConfig
 from lanemq.model.errors import BrokerRefused, OffsetNotFound, TopicNotFound
-from lanemq.net.peer import Peer
+from lanemq.net.serving.peer import Peer
 from lanemq.wire.admin_headers import KvHeader, RouteHeader
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
@@ -38,8 +38,8 @@ MAX_ALL_KV_CHARS = 1024 * 1024
 class RouteHandler:
     """Requests 100 to 102, 105, 106, 206, 219, 224, 304."""
 
-    def __init__(self, parts: BrokerContext) -> None:
-        self._parts = parts
+    def __init__(self, context: BrokerContext) -> None:
+        self._context = context
         self._kv: dict[tuple[str, str], str] = {}
         self._kv_chars = 0
 
@@ -59,7 +59,7 @@ class RouteHandler:
 
     def _route(self, peer: Peer, request: Command) -> None:
         header = RouteHeader.from_ext(request.ext)
-        topic = self._parts.topics.get(header.topic)
+        topic = self._context.topics.get(header.topic)
         if topic is None:
             raise TopicNotFound(
                 ResponseCode.TOPIC_NOT_EXIST,
@@ -69,7 +69,7 @@ class RouteHandler:
         answer(peer, request, {}, encode_route(self._route_of(topic), strict))
 
     def _route_of(self, topic: TopicConfig) -> TopicRouteData:
-        name = self._parts.options.name
+        name = self._context.options.name
         return TopicRouteData(
             broker_datas=[self._broker()],
             queue_datas=[
@@ -86,25 +86,25 @@ class RouteHandler:
 
     def _broker(self) -> BrokerData:
         return BrokerData(
-            broker_addrs={0: str(self._parts.advertised)},
-            broker_name=self._parts.options.name,
-            cluster=self._parts.options.cluster,
+            broker_addrs={0: str(self._context.advertised)},
+            broker_name=self._context.options.name,
+            cluster=self._context.options.cluster,
             lane_features=FEATURE_LEASES | FEATURE_STAMPS | FEATURE_PARKING,
         )
 
     def _cluster(self, peer: Peer, request: Command) -> None:
-        name, cluster = self._parts.options.name, self._parts.options.cluster
+        name, cluster = self._context.options.name, self._context.options.cluster
         info = ClusterInfo(broker_addr_table={name: self._broker()}, cluster_addr_table={cluster: [name]})
         answer(peer, request, {}, info.encode())
 
     def _topics(self, peer: Peer, request: Command) -> None:
-        topics = [topic.name for topic in self._parts.topics.topics()]
+        topics = [topic.name for topic in self._context.topics.topics()]
         answer(peer, request, {}, TopicList(topic_list=topics).encode())
 
     def _system_topics(self, peer: Peer, request: Command) -> None:
-        table = self._parts.topics
+        table = self._context.topics
         topics = [topic.name for topic in table.topics() if table.is_system(topic.name)]
-        body = TopicList(topic_list=topics, broker_addr=str(self._parts.advertised))
+        body = TopicList(topic_list=topics, broker_addr=str(self._context.advertised))
         answer(peer, request, {}, body.encode())
 
     def _put_kv(self, peer: Peer, request: Command) -> None:
@@ -152,7 +152,7 @@ class RouteHandler:
         table = {key: value for (space, key), value in self._kv.items() if space == namespace}
         if namespace == ORDER_NAMESPACE:
             # What a topic is, not what was set before it was created.
-            table |= {topic.name: self._layout(topic) for topic in self._parts.topics.topics()}
+            table |= {topic.name: self._layout(topic) for topic in self._context.topics.topics()}
         table = {key: value for key, value in table.items() if value}
         if not table:
             raise OffsetNotFound(ResponseCode.QUERY_NOT_FOUND, f"No config items in namespace {namespace}")
@@ -162,10 +162,10 @@ class RouteHandler:
 
     def _topic_of(self, header: KvHeader) -> TopicConfig | None:
         """The topic whose order configuration this is; None before it exists, and for any other item."""
-        return self._parts.topics.get(header.key or "") if header.namespace == ORDER_NAMESPACE else None
+        return self._context.topics.get(header.key or "") if header.namespace == ORDER_NAMESPACE else None
 
     def _layout(self, topic: TopicConfig) -> str:
-        return f"{self._parts.options.name}:{topic.write_queues}" if topic.ordered else ""
+        return f"{self._context.options.name}:{topic.write_queues}" if topic.ordered else ""
 
     def _check_order_stays(self, header: KvHeader, wanted: str) -> None:
         """Refuses to change what clients derive queues from. Programs set it before they create a topic, and tools

@@ -36,8 +36,8 @@ from lanemq.model.errors import BrokerRefused, LaneError, MessageRefused, NotAll
 from lanemq.model.names import DEFAULT_TOPIC, NOT_SENDABLE, RETRY_PREFIX, SCHEDULE_TOPIC, check_group, check_topic
 from lanemq.model.stamp import Stamp
 from lanemq.model.units import Millis, QueueOffset
-from lanemq.net.peer import Peer
 from lanemq.net.rate_limited_log import FaultLog
+from lanemq.net.serving.peer import Peer
 from lanemq.wire.batch import (
     DELAYED,
     MAX_BATCH_MESSAGES,
@@ -123,11 +123,11 @@ class _Senders(Struct):
 class SendHandler:
     """Requests 10, 310 and 320."""
 
-    def __init__(self, parts: BrokerContext) -> None:
-        self._parts = parts
-        self._faults = FaultLog(log, parts.clock)
-        self._id_prefix = offset_id_prefix(*parts.advertised)
-        self._stored = "durable" if parts.options.durable else "relaxed"
+    def __init__(self, context: BrokerContext) -> None:
+        self._context = context
+        self._faults = FaultLog(log, context.clock)
+        self._id_prefix = offset_id_prefix(*context.advertised)
+        self._stored = "durable" if context.options.durable else "relaxed"
 
     def table(self) -> dict[int, Handler]:
         return {
@@ -173,13 +173,13 @@ class SendHandler:
 
     def _accept(self, senders: _Senders, header: SendHeader, read: Callable[[SendRoute], _Messages]) -> None:
         """Route a send, read its messages, store them; or raise what its sender is answered."""
-        parts, peer = self._parts, senders.peer
-        if parts.group_commit.refusing:
-            parts.group_commit.refuse_sends()
+        context, peer = self._context, senders.peer
+        if context.group_commit.refusing:
+            context.group_commit.refuse_sends()
         if header.sys_flag & TRANSACTION_MASK:
             raise MessageRefused(ResponseCode.MESSAGE_ILLEGAL, "transactional messages are not supported by LaneMQ")
-        target = route(parts, header, peer, senders.request)
-        if parts.options.users is not None and _REQUEST in header.properties:
+        target = route(context, header, peer, senders.request)
+        if context.options.users is not None and _REQUEST in header.properties:
             self._note_request(peer, header.properties)
         self._store(senders, header, target, read(target))
 
@@ -188,7 +188,7 @@ class SendHandler:
         client_id = find_property(properties, PropertyName.REPLY_TO_CLIENT)
         correlation = find_property(properties, PropertyName.CORRELATION_ID)
         if client_id is not None and correlation is not None:
-            self._parts.notices.asks_for_reply(peer, client_id, correlation)
+            self._context.notices.asks_for_reply(peer, client_id, correlation)
 
     # reading: the messages of a request
 
@@ -201,7 +201,7 @@ class SendHandler:
         elif special & REQUESTING or target.properties is not header.properties:
             texts = [self._properties(target.properties, special)]
             longest, stamp = len(texts[0]), stamp_in(texts[0])
-        if largest > self._parts.options.max_body_bytes or longest > MAX_PROPERTIES_BYTES:
+        if largest > self._context.options.max_body_bytes or longest > MAX_PROPERTIES_BYTES:
             self._refuse_large(largest, longest)
         tag_code = tag_code_of(header.properties) if special & TAGGED else 0
         same = repeat(tag_code), repeat(header.flag), repeat(header.sys_flag)
@@ -211,7 +211,7 @@ class SendHandler:
     def _properties(self, text: str, special: int) -> bytes:
         """The properties of a message as they are stored."""
         if special & REQUESTING:
-            cluster = {PropertyName.CLUSTER: self._parts.options.cluster}
+            cluster = {PropertyName.CLUSTER: self._context.options.cluster}
             text = append_properties(remove_property(text, PropertyName.CLUSTER), cluster)
         return text.encode()
 
@@ -251,7 +251,7 @@ class SendHandler:
         return [(*message, *same) for message in columns], first
 
     def _refuse_large(self, body: int, properties: int) -> None:
-        options = self._parts.options
+        options = self._context.options
         if body > options.max_body_bytes:
             remark = f"the body has {body} bytes, the limit is {options.max_body_bytes}"
             raise MessageRefused(ResponseCode.MESSAGE_ILLEGAL, remark)
@@ -264,46 +264,47 @@ class SendHandler:
     def _store(self, senders: _Senders, header: SendHeader, target: SendRoute, messages: _Messages) -> None:
         """Judge the stamp, stage the records, record the stamp: one step of the event loop.
 
-        Stamps count in the queue that the sender chose (`target.asked`), even if a delayed message is stored elsewhere.
+        Stamps count in the queue that the sender chose (`target.requested`), also if the message is delayed and so
+        stored in another one.
         """
-        parts, records, stamp, size, verdict = self._parts, messages.records, messages.stamp, messages.size, _FRESH
+        context, records, stamp, size, verdict = self._context, messages.records, messages.stamp, messages.size, _FRESH
         if stamp is not None:
-            if parts.options.users is not None:
+            if context.options.users is not None:
                 self._refuse_foreign_producer(senders.request, stamp.producer)
-            judged = parts.producers.judge(header.topic, target.asked, stamp, len(records))
+            judged = context.producers.judge(header.topic, target.requested, stamp, len(records))
             if len(senders.opaques) > 1 and (not isinstance(judged, Fresh) or judged.skip):
                 raise _OneByOne
             if not isinstance(judged, Fresh):
-                self._answer_not_fresh(senders, header.topic, target.asked, judged)
+                self._answer_not_fresh(senders, header.topic, target.requested, judged)
                 return
             verdict = judged
         if verdict.skip:
             records = (records.records() if isinstance(records, PlainBatch) else records)[verdict.skip :]
         size += RECORD_OVERHEAD_BYTES * len(records)
         stages: list[Staged] = []
-        done = partial(self._done, senders, header, target.asked, verdict, stages, parts.clock.now())
+        done = partial(self._done, senders, header, target.requested, verdict, stages, context.clock.now())
         host = pack_host(*senders.peer.remote)
         if target.topic == SCHEDULE_TOPIC:
-            staged = parts.delay_delivery.append(target.queue_id, records, host, size, done)
+            staged = context.delay_delivery.append(target.queue_id, records, host, size, done)
         else:
-            staged = parts.group_commit.append(target.topic, target.queue_id, records, host, size, done)
+            staged = context.group_commit.append(target.topic, target.queue_id, records, host, size, done)
         stages.append(staged)
         if stamp is not None:
-            parts.producers.record(
+            context.producers.record(
                 header.topic,
-                target.asked,
+                target.requested,
                 stamp._replace(sequence=stamp.sequence + verdict.skip) if verdict.skip else stamp,
                 len(records),
                 QueueOffset(staged.first_offset),
                 stored_at=Millis(staged.store_time),
-                user=None if parts.options.users is None else _user(senders.request),
+                user=None if context.options.users is None else _user(senders.request),
             )
 
     def _refuse_foreign_producer(self, request: Command | None, producer: str) -> None:
         """Refuse a producer id that another user has used: its stamps decide which messages count as repeats."""
-        users, user = self._parts.producer_users, _user(request) or ""
+        users, user = self._context.producer_users, _user(request) or ""
         if users.setdefault(producer, user) != user:
-            self._parts.counters.refusals.add(RefusalReason.NOT_ALLOWED)
+            self._context.counters.refusals.add(RefusalReason.NOT_ALLOWED)
             raise NotAllowed(ResponseCode.NO_PERMISSION, f"producer id {producer[:64]!r} belongs to another user")
         if len(users) > MAX_PRODUCER_USERS:
             del users[next(iter(users))]
@@ -321,20 +322,20 @@ class SendHandler:
         error: StorageError | None,
     ) -> None:
         """Count and answer what is on disk now. `stages` is empty if the append itself was refused."""
-        parts = self._parts
+        context = self._context
         if error is not None:
-            parts.traffic.failed_puts += sum(len(staged.positions) for staged in stages)
+            context.traffic.failed_puts += sum(len(staged.positions) for staged in stages)
             senders.refuse(error)
             return
-        (staged,), now = stages, parts.clock.now()
-        parts.traffic.stored(header.topic, len(staged.positions), staged.size, took=now - began, now=now)
+        (staged,), now = stages, context.clock.now()
+        context.traffic.stored(header.topic, len(staged.positions), staged.size, took=now - began, now=now)
         if senders.request is None:
             place = list(staged.positions), queue_id, staged.first_offset
             senders.peer.send(encode_send_answers(senders.opaques, self._id_prefix, *place, self._stored))
             return
         positions = staged.positions[: MAX_ANSWERED_IDS if header.lane_client is None else 1]
         ext = {
-            "msgId": ",".join([encode_offset_id(*parts.advertised, position) for position in positions]),
+            "msgId": ",".join([encode_offset_id(*context.advertised, position) for position in positions]),
             "queueId": str(queue_id),
             "queueOffset": str(staged.first_offset),
         }
@@ -367,7 +368,7 @@ class SendHandler:
                         senders.refuse(error)
 
                 # The original may not be on disk yet, and this answer must not come before it is.
-                self._parts.group_commit.barrier(on_disk)
+                self._context.group_commit.barrier(on_disk)
             case Gap(expected):
                 code, ext = ResponseCode.SEQUENCE_GAP, {LANE_EXPECTED: str(expected)}
                 remark = f"sequence {expected} of this producer is missing in queue {topic}/{queue_id}"
@@ -384,7 +385,7 @@ def _user(request: Command | None) -> str | None:
 # routing: the queue that stores a message
 
 
-def route(parts: BrokerContext, header: SendHeader, peer: Peer, request: Command | None) -> SendRoute:
+def route(context: BrokerContext, header: SendHeader, peer: Peer, request: Command | None) -> SendRoute:
     """Route a send. Creates the topic if it may; raises the refusal that the sender is answered.
 
     A new topic is charged to the sender; `request` is None for sends that were read together, which have no user.
@@ -392,13 +393,13 @@ def route(parts: BrokerContext, header: SendHeader, peer: Peer, request: Command
     name = header.topic
     if name in NOT_SENDABLE:
         raise NotAllowed(ResponseCode.NO_PERMISSION, f"topic {name} belongs to the broker; send to another")
-    topic = parts.topics.get(name)
+    topic = context.topics.get(name)
     if topic is None:
-        parts.charges.create_topic(peer, request, name, parts.options.default_queues)
+        context.charges.create_topic(peer, request, name, context.options.default_queues)
         try:
-            topic = _new_topic(parts, header, name)
+            topic = _new_topic(context, header, name)
         finally:
-            parts.charges.shrink(Quota.QUEUES, (name,))  # if it was not created, or with fewer queues
+            context.charges.shrink(Quota.QUEUES, (name,))  # if it was not created, or with fewer queues
     if not topic.takes(header.queue_id):
         if not topic.writable:
             raise NotAllowed(ResponseCode.NO_PERMISSION, f"topic {name} may not be written")
@@ -407,7 +408,7 @@ def route(parts: BrokerContext, header: SendHeader, peer: Peer, request: Command
             f"queue {header.queue_id} of topic {name} does not exist: it has {topic.write_queues}",
         )
     if name.startswith(RETRY_PREFIX):
-        return _route_retry(parts, header, topic)
+        return _route_retry(context, header, topic)
     queue_id = header.queue_id if header.queue_id >= 0 else random.randrange(topic.write_queues)
     if DELAY_LEVEL in header.properties or TIMER in header.properties:
         if not header.batch:
@@ -416,32 +417,32 @@ def route(parts: BrokerContext, header: SendHeader, peer: Peer, request: Command
     return SendRoute(name, queue_id, header.properties, queue_id)
 
 
-def _new_topic(parts: BrokerContext, header: SendHeader, name: str) -> TopicConfig:
+def _new_topic(context: BrokerContext, header: SendHeader, name: str) -> TopicConfig:
     check_topic(name)
-    if not parts.options.auto_create_topics and not name.startswith(RETRY_PREFIX):
-        return parts.topic_keeper.existing(name)
+    if not context.options.auto_create_topics and not name.startswith(RETRY_PREFIX):
+        return context.topic_keeper.existing(name)
     if not header.default_topic and not name.startswith(RETRY_PREFIX):
         # The sender knew the topic, with its queues and its order: a new one could break both.
-        return parts.topic_keeper.existing(name)
-    queues = min(max(header.default_topic_queue_nums, 1), parts.options.default_queues)
+        return context.topic_keeper.existing(name)
+    queues = min(max(header.default_topic_queue_nums, 1), context.options.default_queues)
     template = header.default_topic or DEFAULT_TOPIC
-    return parts.topic_keeper.take(parts.topics.auto_create(name, template, queues))
+    return context.topic_keeper.take(context.topics.auto_create(name, template, queues))
 
 
-def _route_retry(parts: BrokerContext, header: SendHeader, topic: TopicConfig) -> SendRoute:
+def _route_retry(context: BrokerContext, header: SendHeader, topic: TopicConfig) -> SendRoute:
     """Route a message that a client sends to a retry topic itself."""
     if header.batch:
         raise MessageRefused(ResponseCode.MESSAGE_ILLEGAL, "a retry topic takes no batches")
     group = check_group(topic.name.removeprefix(RETRY_PREFIX))
     next_stop = route_retry_send(
         header.reconsume_times,
-        max_retries(parts, group, header.max_reconsume_times),
+        max_retries(context, group, header.max_reconsume_times),
         requested=delay_level(header.properties),
-        group_holds_lock=parts.locks.holds_any(group, now=parts.clock.now()),
+        group_holds_lock=context.locks.holds_any(group, now=context.clock.now()),
     )
     properties = remove_property(remove_property(header.properties, PropertyName.DELAY), LANE_STAMP)
     if isinstance(next_stop, RouteToDeadLetter):
-        dead = parts.topic_keeper.take(parts.topics.ensure_dead_letter(group))
+        dead = context.topic_keeper.take(context.topics.ensure_dead_letter(group))
         return SendRoute(dead.name, 0, properties, 0)
     delayed = append_properties(properties, {PropertyName.DELAY: str(next_stop.level)})
     return route_delayed(topic.name, 0, delayed)

@@ -10,7 +10,7 @@ from lanemq.broker.runtime_info import runtime_info
 from lanemq.core.brokering.topic_table import TopicConfig
 from lanemq.core.brokering.traffic import DAY, HOUR, MINUTE, Tally
 from lanemq.model.errors import BrokerBusy, BrokerRefused
-from lanemq.net.peer import Peer
+from lanemq.net.serving.peer import Peer
 from lanemq.wire.admin_headers import BrokerStatsHeader, TopicHeader
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
@@ -32,8 +32,8 @@ MAX_READING = 8
 class StatsHandler:
     """Requests 26, 28, 202 and 315."""
 
-    def __init__(self, parts: BrokerContext, figures: Figures, answers: LongAnswers) -> None:
-        self._parts = parts
+    def __init__(self, context: BrokerContext, figures: Figures, answers: LongAnswers) -> None:
+        self._context = context
         self._answers = answers
         self._figures = figures
         self._reading = 0
@@ -48,19 +48,19 @@ class StatsHandler:
         }
 
     def _topic(self, peer: Peer, request: Command) -> None:
-        topic = self._parts.topic_keeper.existing(TopicHeader.from_ext(request.ext).topic)
+        topic = self._context.topic_keeper.existing(TopicHeader.from_ext(request.ext).topic)
         self._answers.begin(peer, request, self._topic_steps(topic))
 
     def _topic_steps(self, topic: TopicConfig) -> Steps:
         entries = []
-        for queue in self._parts.queues.of_topic(topic.name):
-            low, high = self._parts.store.bounds(queue.topic, queue.queue_id)
-            last = self._parts.queue_log.stored_before(queue, high)
+        for queue in self._context.queues.of_topic(topic.name):
+            low, high = self._context.store.bounds(queue.topic, queue.queue_id)
+            last = self._context.queue_log.stored_before(queue, high)
             offset = TopicOffset(min_offset=low, max_offset=high, last_update_timestamp=last)
             entries.append(encode_queue_entry(queue, offset))
             yield
-        put, _ = self._parts.traffic.put_of(topic.name)
-        rate = put.last(MINUTE, now=self._parts.clock.now()).per_second
+        put, _ = self._context.traffic.put_of(topic.name)
+        rate = put.last(MINUTE, now=self._context.clock.now()).per_second
         return TopicStatsTable(topic_put_tps=rate, lane_created=topic.created_ms).encode_with(entries)
 
     def _runtime(self, peer: Peer, request: Command) -> None:
@@ -72,14 +72,14 @@ class StatsHandler:
         self._reading += 1
         try:
             samples = yield from self._figures.steps()
-            table = yield from runtime_info(self._parts, self._figures.started, samples)
+            table = yield from runtime_info(self._context, self._figures.started, samples)
             return KVTable(table=table).encode()
         finally:
             self._reading -= 1
 
     def _figure(self, peer: Peer, request: Command) -> None:
         header = BrokerStatsHeader.from_ext(request.ext)
-        tally, now = self._tally(header.stats_name, header.stats_key), self._parts.clock.now()
+        tally, now = self._tally(header.stats_name, header.stats_key), self._context.clock.now()
         if tally is None:
             name, key = header.stats_name, header.stats_key
             raise BrokerRefused(ResponseCode.SYSTEM_ERROR, f"The stats <{name}> <{key}> not exist")
@@ -91,10 +91,10 @@ class StatsHandler:
 
     def _tally(self, name: str, key: str) -> Tally | None:
         """The figure of this name; None if it, its topic or its cluster does not exist."""
-        traffic, (topic, _, group) = self._parts.traffic, key.partition("@")
-        if key == self._parts.options.cluster:
+        traffic, (topic, _, group) = self._context.traffic, key.partition("@")
+        if key == self._context.options.cluster:
             return {"BROKER_PUT_NUMS": traffic.put, "BROKER_GET_NUMS": traffic.got}.get(name)
-        if self._parts.topics.get(topic) is None:
+        if self._context.topics.get(topic) is None:
             return None
         figures = {
             "TOPIC_PUT_NUMS": traffic.put_of(topic)[0],
@@ -106,12 +106,12 @@ class StatsHandler:
         return figures.get(name)
 
     def _config(self, peer: Peer, request: Command) -> None:
-        options = self._parts.options
+        options = self._context.options
         lines = [f"brokerName={options.name}", f"brokerClusterName={options.cluster}", "brokerId=0"]
-        shown = options.shown(self._parts.in_force)
+        shown = options.shown(self._context.in_force)
         lines += [f"lane.{name}={text}" for name, (text, _) in shown.items()]
         lines.append(f"laneSet={','.join(name for name, (_, origin) in shown.items() if origin)}")
         lines += [f"laneFrom.{name}={origin}" for name, (_, origin) in shown.items() if origin]
-        if users := self._parts.users():
+        if users := self._context.users():
             lines.append(f"laneUsers={users}")
         answer(peer, request, {"version": "{}"}, "\n".join(lines).encode())

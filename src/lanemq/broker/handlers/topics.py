@@ -15,7 +15,7 @@ from lanemq.core.brokering.quotas import Quota
 from lanemq.core.brokering.topic_table import Permission, TopicConfig, TopicOrder
 from lanemq.model.errors import DiskFull, LaneError, StorageError
 from lanemq.model.names import check_topic
-from lanemq.net.peer import Peer
+from lanemq.net.serving.peer import Peer
 from lanemq.wire import route_bodies
 from lanemq.wire.admin_headers import CreateTopicHeader, DeleteTopicHeader, TopicHeader
 from lanemq.wire.codes import RequestCode
@@ -26,9 +26,9 @@ from lanemq.wire.lane_fields import FIFO_TOPIC, GLOBAL_ORDER
 class TopicHandler:
     """Requests 17, 21, 215, 216, 351."""
 
-    def __init__(self, parts: BrokerContext, deleted: Callable[[str], None], answers: LongAnswers) -> None:
+    def __init__(self, context: BrokerContext, deleted: Callable[[str], None], answers: LongAnswers) -> None:
         """`deleted` is called with the name of every deleted topic."""
-        self._parts = parts
+        self._context = context
         self._answers = answers
         self._deleted = deleted
 
@@ -43,7 +43,7 @@ class TopicHandler:
 
     def _create(self, peer: Peer, request: Command) -> None:
         header = CreateTopicHeader.from_ext(request.ext)
-        self._parts.group_commit.refuse_sends()
+        self._context.group_commit.refuse_sends()
         attributes = (header.attributes or "").split(",")
         order = TopicOrder.BY_KEY if header.order or FIFO_TOPIC in attributes else TopicOrder.NONE
         if GLOBAL_ORDER in attributes:
@@ -56,76 +56,76 @@ class TopicHandler:
             order,
             header.topic_sys_flag or 0,
         )
-        charges = self._parts.charges
+        charges = self._context.charges
         charges.take(Quota.ROWS, peer, request)
         try:
             charges.create_topic(peer, request, wanted.name, wanted.queues)
-            self._parts.topic_keeper.take(self._parts.topics.put(wanted))
+            self._context.topic_keeper.take(self._context.topics.put(wanted))
         except LaneError:
             charges.give_back(Quota.ROWS, peer)
             charges.shrink(Quota.QUEUES, (wanted.name,))
             raise
-        self._parts.topic_keeper.when_saved(wanted.name, partial(self._created, peer, request))
+        self._context.topic_keeper.when_saved(wanted.name, partial(self._created, peer, request))
 
     def _created(self, peer: Peer, request: Command, error: StorageError | None) -> None:
-        self._parts.charges.give_back(Quota.ROWS, peer)
-        answer_saved(peer, request, error or self._parts.group_commit.failure)
+        self._context.charges.give_back(Quota.ROWS, peer)
+        answer_saved(peer, request, error or self._context.group_commit.failure)
 
     def _all(self, peer: Peer, request: Command) -> None:
         self._answers.begin(peer, request, self._all_steps())
 
     def _all_steps(self) -> Steps:
         table: dict[str, route_bodies.TopicConfigBody] = {}
-        for topic in tuple(self._parts.topics.topics()):
+        for topic in tuple(self._context.topics.topics()):
             table[topic.name] = _describe(topic)
             yield
         return route_bodies.TopicConfigTable(topic_config_table=table).encode()
 
     def _describe(self, peer: Peer, request: Command) -> None:
-        topic = self._parts.topic_keeper.existing(TopicHeader.from_ext(request.ext).topic)
+        topic = self._context.topic_keeper.existing(TopicHeader.from_ext(request.ext).topic)
         answer(peer, request, {}, _describe(topic).encode())
 
     def _delete(self, peer: Peer, request: Command) -> None:
         name = DeleteTopicHeader.from_ext(request.ext).topic
-        parts = self._parts
-        parts.group_commit.refuse_if_failed()
-        parts.charges.take(Quota.ROWS, peer, request)
-        if parts.topics.get(name) is None:
+        context = self._context
+        context.group_commit.refuse_if_failed()
+        context.charges.take(Quota.ROWS, peer, request)
+        if context.topics.get(name) is None:
             again = partial(self._answer_deleted, peer, request, name)
-            if parts.topic_keeper.repeat_deletion(name, again):
+            if context.topic_keeper.repeat_deletion(name, again):
                 return
         try:
-            parts.topic_keeper.delete(name)
+            context.topic_keeper.delete(name)
         except LaneError:
-            parts.charges.give_back(Quota.ROWS, peer)
+            context.charges.give_back(Quota.ROWS, peer)
             raise
-        parts.charges.shrink(Quota.QUEUES, (name,))
-        position = parts.store.drop_topic(name)
-        parts.producers.forget_topic(name)
-        parts.members.forget_topic(name)
-        parts.saved_filters.save()  # before the rows of the topic
-        parts.traffic.forget_topic(name)
-        free_progress(parts, parts.progress_keeper.forget_topic(name))
-        floor = free_leases(parts, parts.locks.forget_topic(name))
+        context.charges.shrink(Quota.QUEUES, (name,))
+        position = context.store.drop_topic(name)
+        context.producers.forget_topic(name)
+        context.members.forget_topic(name)
+        context.saved_filters.save()  # before the rows of the topic
+        context.traffic.forget_topic(name)
+        free_progress(context, context.progress_keeper.forget_topic(name))
+        floor = free_leases(context, context.locks.forget_topic(name))
 
         def forget() -> None:
             # After a checkpoint that may be in progress, which could write rows of the topic again.
-            parts.state.drop_topic(name, position)
-            parts.state.forget_leases(name, floor)
+            context.state.drop_topic(name, position)
+            context.state.forget_leases(name, floor)
 
         def forgotten(error: StorageError | None) -> None:
-            if error is None and parts.recording.on:
-                parts.recording.deleted(name)  # not earlier: a crash would bring the topic back, with its messages
+            if error is None and context.recording.on:
+                context.recording.deleted(name)  # not earlier: a crash would bring the topic back, with its messages
             if error is None:
-                parts.progress_keeper.settled(partial(self._answer_deleted, peer, request, name))
+                context.progress_keeper.settled(partial(self._answer_deleted, peer, request, name))
             else:
                 self._answer_deleted(peer, request, name, error)
 
-        parts.topic_keeper.forget(name, forget, forgotten)
+        context.topic_keeper.forget(name, forget, forgotten)
         self._deleted(name)
 
     def _answer_deleted(self, peer: Peer, request: Command, name: str, error: StorageError | None) -> None:
-        self._parts.charges.give_back(Quota.ROWS, peer)
+        self._context.charges.give_back(Quota.ROWS, peer)
         if isinstance(error, DiskFull):
             error = DiskFull(
                 f"topic {name} is deleted, but not on disk yet: {error}. The broker frees log files that hold nothing "

@@ -17,7 +17,7 @@ from lanemq.model.units import Millis
 from lanemq.net.address import Address
 
 if TYPE_CHECKING:
-    from lanemq.net.monitor import Monitor
+    from lanemq.net.serving.monitor import Monitor
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ def open_monitor(listen: Address | None, health: Health, *, required: bool) -> "
     """Opened before anything is read from disk, so that a long start is visible as such."""
     if listen is None:
         return None
-    from lanemq.net.monitor import Monitor  # costs 50 ms, which most tests and examples save
+    from lanemq.net.serving.monitor import Monitor  # costs 50 ms, which most tests and examples save
 
     try:
         return Monitor(listen, health)

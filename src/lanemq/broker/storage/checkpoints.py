@@ -20,7 +20,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from lanemq.broker.config import BrokerOptions
 from lanemq.broker.storage.disk_thread import DiskThread
 from lanemq.broker.storage.group_commit import GroupCommit
 from lanemq.broker.storage.topic_keeper import TopicKeeper
@@ -34,9 +33,9 @@ from lanemq.log.state.group_rows import LeaseRow
 from lanemq.log.store import Store
 from lanemq.model.errors import StorageError
 from lanemq.model.queue import MessageQueue
-from lanemq.model.units import Epoch, Millis, QueueOffset, to_millis
-from lanemq.net.loop_slices import LoopSlices
+from lanemq.model.units import Epoch, Millis, QueueOffset
 from lanemq.net.rate_limited_log import RateLimitedLog
+from lanemq.net.serving.loop_slices import LoopSlices
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +46,8 @@ MAX_POSTPONED_TICKS = 20
 the log to index first."""
 CURSORS_EVERY_MS = 200
 """How often delay cursors are written. Long: after a crash, more delayed messages are delivered again."""
+INDEXES_EVERY_MS = 5_000
+"""How often indexes and producer stamps are written. Long: after a crash, more of the log is scanned."""
 AGES_EVERY_MS = 60_000
 """A crash makes log files seem newer by up to this time."""
 AFTER_FAILURE_MS = 5_000
@@ -84,7 +85,6 @@ class Checkpoints:
 
     def __init__(
         self,
-        options: BrokerOptions,
         clock: Clock,
         *,
         store: Store,
@@ -113,8 +113,7 @@ class Checkpoints:
         self._keys_at: Millis | None = now
         self._postponed_ticks = 0
         self._last_end = store.log_end
-        self._index_every = to_millis(options.checkpoint_every)
-        self._index_at = Millis(now + self._index_every)
+        self._index_at = Millis(now + INDEXES_EVERY_MS)
         """When the next checkpoint of the indexes may begin."""
         self._state: _Copying | _Running | _Taken | None = None
         """Of that checkpoint; None: there is none."""
@@ -125,7 +124,7 @@ class Checkpoints:
         if self._cursors_at is not None and now >= self._cursors_at:
             self._save_cursors(now)
         if self._state is None and now >= self._index_at:
-            self._index_at = Millis(now + self._index_every)
+            self._index_at = Millis(now + INDEXES_EVERY_MS)
             self._begin()
         if isinstance(self._state, _Copying):
             self._take_if_on_disk(self._state)

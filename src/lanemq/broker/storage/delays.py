@@ -47,12 +47,12 @@ _NUMBER = re.compile("-?[0-9]{1,9}")
 
 
 class SendRoute(Struct, frozen=True):
-    """Where one message is stored. `asked` is the queue that its sender chose; it differs for a delayed message."""
+    """Where one message is stored. `requested` is the queue that its sender chose; it differs for a delayed message."""
 
     topic: str
     queue_id: int
     properties: str
-    asked: int
+    requested: int
 
 
 def route_delayed(topic: str, queue_id: int, properties: str) -> SendRoute:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from lanemq.clock import SystemClock
 from lanemq.model.errors import DiskFull, StorageError, WriteFailed
-from lanemq.net.loop_slices import LoopSlices
+from lanemq.net.serving.loop_slices import LoopSlices
 
 log = logging.getLogger(__name__)
 

@@ -29,14 +29,18 @@ from lanemq.log.store import Store
 from lanemq.model.errors import BrokerBusy, DiskFull, MessageRefused, NoDescriptors, StorageError
 from lanemq.model.figures import Distribution
 from lanemq.model.units import Millis
-from lanemq.net.outbox import Outbox
 from lanemq.net.rate_limited_log import FaultLog
+from lanemq.net.serving.outbox import Outbox
 from lanemq.wire.codes import ResponseCode
 
 log = logging.getLogger(__name__)
 
 BARRIER_BYTES = 512
 """What a barrier counts as, so that callers that store nothing are bounded too."""
+
+MAX_PENDING_BYTES = 256 * 1024 * 1024
+"""Accepted and not yet on disk; beyond it senders are answered "busy". It bounds the memory of a broker whose disk is
+slower than its producers. Less: a disk that pauses for a second turns senders away."""
 
 RECORD_OVERHEAD_BYTES = 128
 """Approximate memory of a record beside its body and properties."""
@@ -75,7 +79,7 @@ class CommitTimes:
 
 
 class GroupCommit:
-    """The only writer of messages. While more than `max_pending_bytes` are not on disk, it refuses with "busy"."""
+    """The only writer of messages. While more than `MAX_PENDING_BYTES` are not on disk, it refuses with "busy"."""
 
     refusing = False
     """Whether messages are refused, for now or for good."""
@@ -86,7 +90,6 @@ class GroupCommit:
         thread: DiskThread,
         clock: Clock,
         store_host: bytes,
-        max_pending_bytes: int,
         *,
         rows: RowsFirst,
         refusals: RefusalCounts,
@@ -120,7 +123,6 @@ class GroupCommit:
         self._outbox = outbox
         self._on_arrivals = on_arrivals
         self._store_host = store_host
-        self._max_pending_bytes = max_pending_bytes
         self._loop = asyncio.get_running_loop()
         self._waiting: list[tuple[Done, int]] = []
         self._waiting_since: int | None = None
@@ -197,7 +199,7 @@ class GroupCommit:
             self.refusing = self.failure is not None
 
     def _refuse_if_full(self, size: int) -> None:
-        if self.pending_bytes > 0 and self.pending_bytes + size > self._max_pending_bytes:
+        if self.pending_bytes > 0 and self.pending_bytes + size > MAX_PENDING_BYTES:
             self._refusals.add(RefusalReason.BUSY)
             raise BrokerBusy(ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST] too much waits for the disk; try again")
 

@@ -21,8 +21,8 @@ from lanemq.log.store import Store
 from lanemq.model.errors import StorageError
 from lanemq.model.keys import shown_key
 from lanemq.model.queue import MessageQueue
-from lanemq.net.loop_slices import LoopSlices
 from lanemq.net.rate_limited_log import FewLines
+from lanemq.net.serving.loop_slices import LoopSlices
 
 log = logging.getLogger(__name__)
 

@@ -8,9 +8,10 @@ import msgspec
 
 from lanemq.cli.options import YES, CliError, InOrder, WrongUsage, asks_server, confirm, parse_time
 from lanemq.cli.output import Grid, duration_text, plural, show
-from lanemq.client.admin.admin import Admin, Position
+from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.coordinated import CoordinatedAdmin, leader_note
 from lanemq.client.admin.dead_letters import count_dead_letters
+from lanemq.client.admin.group_offsets import Position
 from lanemq.client.admin.parked import ParkedAdmin, ParkedLaneView
 from lanemq.client.admin.queue_progress import QueueBacklog, queue_progress
 from lanemq.client.admin.resets import reset_as_shown, shown_changes

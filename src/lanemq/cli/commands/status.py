@@ -14,7 +14,7 @@ from lanemq.client.admin.coordinated import CoordinatedAdmin, leader_note
 from lanemq.client.admin.views import BrokerFigures
 from lanemq.model.errors import BrokerRefused, TransportError
 from lanemq.model.names import RETRY_PREFIX
-from lanemq.net.certificate_end import RENEW, SOON_MS
+from lanemq.net.serving.certificate_end import RENEW, SOON_MS
 from lanemq.wire.lane_bodies import LeaderAnswer
 
 MAX_GROUPS = 15

@@ -180,7 +180,7 @@ def monitored(name: str, listen: str | None, report: Report) -> Iterator[Report]
     if listen is None:
         yield report
         return
-    from lanemq.net.monitor import Monitor
+    from lanemq.net.serving.monitor import Monitor
     from lanemq.pipelines.running.monitor import PipelineMonitor
 
     figures = PipelineMonitor(name)

@@ -10,7 +10,7 @@ from lanemq.cli.output import plural, size_text, time_text
 from lanemq.clock import SystemClock, wall_time
 from lanemq.log.folder import backup as backups
 from lanemq.log.folder.checks import coordinator_in
-from lanemq.net.descriptors import raise_soft_limit
+from lanemq.net.serving.descriptors import raise_soft_limit
 
 FOLDER = click.Path(path_type=Path, file_okay=False)
 

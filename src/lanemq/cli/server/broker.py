@@ -41,14 +41,10 @@ _MORE = {
     "cluster": "Cluster name for RocketMQ's tools.",
     "default_queues": "Upper limit for the queues of a topic created by a send; RocketMQ's producers ask for 4.",
     "max_connections": "Connections at once; fewer if the process may not open that many files.",
-    "max_connections_per_address": "Connections of one address; 0 means half of --max-connections.",
     "max_pinned_bytes": "Limit of log files that are kept longer because they hold parked messages.",
     "segment_bytes": "Size of one log file; retention deletes whole files.",
     "min_free_bytes": "Sends are refused while less is free on the disk.",
     "max_body_bytes": "Largest message body.",
-    "first_request_timeout": "A connection without a request is closed after this time.",
-    "max_pending_bytes": "Bytes accepted and not on disk; beyond it senders are answered busy.",
-    "checkpoint_every": "Time between two writes of indexes and producer stamps.",
 }
 """Options that few brokers change, and that `--help` leaves out: fields of `BrokerOptions`, which say what goes wrong
 at either end."""
@@ -60,10 +56,10 @@ def _more_options(command: F) -> F:
     decorated: Any = command
     for name, text in reversed(_MORE.items()):
         default = defaults[name]
-        kind: Any = duration if isinstance(default, float) else type(default)
-        shown = f"{default:.12g}s" if isinstance(default, float) else default
         flag = f"--{name.replace('_', '-')}"
-        decorated = click.option(flag, type=kind, default=shown, show_default=True, help=text, hidden=True)(decorated)
+        decorated = click.option(flag, type=type(default), default=default, show_default=True, help=text, hidden=True)(
+            decorated
+        )
     return cast(F, decorated)
 
 

@@ -12,7 +12,6 @@ from lanemq.cli.settings import Setting, settings_of
 
 ZERO_MEANS = {
     "retention_bytes": "three quarters of the disk",
-    "max_connections_per_address": "half of max-connections, at least 16",
     "min_free_bytes": "sends are refused only when the disk is full",
 }
 """What 0 stands for, where it is not a number."""

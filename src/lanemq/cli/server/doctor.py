@@ -24,9 +24,9 @@ from lanemq.log.folder.examination import Examined, examine
 from lanemq.log.retention import CLOCK_SLACK_MS, clock_problem
 from lanemq.log.state.database import layout_problem
 from lanemq.model.errors import InvalidOption, StorageError
-from lanemq.net.certificate_end import certificate_end, end_problem
-from lanemq.net.descriptors import raise_soft_limit
 from lanemq.net.security import key_problem
+from lanemq.net.serving.certificate_end import certificate_end, end_problem
+from lanemq.net.serving.descriptors import raise_soft_limit
 
 FEW_FILES = 4096
 """Open files below which a broker with many clients or queues may run out of them."""

@@ -17,7 +17,7 @@ from lanemq.cli.server.serving import readable_secrets
 from lanemq.grpc_front.options import DEFAULT_PORT
 from lanemq.model.environment import install_extra
 from lanemq.net.address import Address, is_loopback, parse_address
-from lanemq.net.server_tls import ServerTls
+from lanemq.net.serving.server_tls import ServerTls
 
 if TYPE_CHECKING:
     from lanemq.grpc_front.app import Front

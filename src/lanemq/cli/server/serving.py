@@ -28,10 +28,10 @@ from lanemq.cli.output import LogFormat, announce, log_audit_to, log_to_stderr
 from lanemq.cli.settings import config_option
 from lanemq.model.errors import DiskFull, StorageError
 from lanemq.net.address import Address, is_loopback, parse_address
-from lanemq.net.descriptors import raise_soft_limit
-from lanemq.net.freed_memory import keep_freed_memory
 from lanemq.net.security import key_problem
-from lanemq.net.server_tls import ServerTls, TlsMode
+from lanemq.net.serving.descriptors import raise_soft_limit
+from lanemq.net.serving.freed_memory import keep_freed_memory
+from lanemq.net.serving.server_tls import ServerTls, TlsMode
 
 F = TypeVar("F", bound=Callable[..., Any])
 

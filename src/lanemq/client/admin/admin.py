@@ -6,19 +6,16 @@ broker knows (leases and epochs) is missing there, and the result says so. Owner
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
-from datetime import datetime
 from functools import cached_property
-from typing import Literal, TypeAlias
 
 import msgspec
 
 from lanemq.background_log import ClientLog
-from lanemq.client.admin.calls import AdminClient, found_messages
+from lanemq.client.admin.group_offsets import OffsetAdmin
 from lanemq.client.admin.members import MemberQuestions, MemberReports, lane_view, name_owners, narrower_notes
+from lanemq.client.admin.message_search import MessageAdmin
 from lanemq.client.admin.order import OrderRepair, OrderReport, plan_repair, read_order, repair
 from lanemq.client.admin.views import (
-    AtOffset,
-    AtTime,
     BrokerFigures,
     GroupDescription,
     GroupMember,
@@ -26,24 +23,20 @@ from lanemq.client.admin.views import (
     LaneStateView,
     LeaseView,
     NoAnswer,
-    OffsetChange,
     QueueBounds,
     TopicDescription,
 )
-from lanemq.client.message import Message
 from lanemq.client.topics import NewTopic, Order, checked, create, ensure, forget
-from lanemq.clock import wall_ms, wall_time
-from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
+from lanemq.clock import wall_time
 from lanemq.model.checks import (
     check_each,
     check_flag,
     check_kind,
     check_queue,
     check_text,
-    check_whole,
     seconds,
 )
-from lanemq.model.errors import GroupNotFound, InvalidOption, OffsetNotFound, UsageError
+from lanemq.model.errors import UsageError
 from lanemq.model.keys import Key, key_text
 from lanemq.model.names import (
     DEFAULT_TOPIC,
@@ -54,55 +47,33 @@ from lanemq.model.names import (
     is_internal_group,
 )
 from lanemq.model.queue import MessageQueue
-from lanemq.model.units import Epoch, Millis, QueueOffset, Seconds
+from lanemq.model.units import Epoch, QueueOffset, Seconds
 from lanemq.net.address import Address
 from lanemq.wire.admin_headers import (
     ConsumeStatsHeader,
     CreateTopicHeader,
     DeleteGroupHeader,
     DeleteTopicHeader,
-    QueryMessageHeader,
-    ResetOffsetHeader,
     TopicHeader,
-    ViewMessageHeader,
 )
-from lanemq.wire.bodies import LaneProgress
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
-from lanemq.wire.headers import (
-    ConsumerListHeader,
-    OffsetResponse,
-    QueryOffsetHeader,
-    QueueHeader,
-    SearchOffsetHeader,
-    UpdateOffsetHeader,
-)
 from lanemq.wire.lane_bodies import FrontClientBody, LaneStateBody
-from lanemq.wire.lane_fields import FRONT_SUFFIX, LANE_CLIENT, REPORTED
-from lanemq.wire.properties import PropertyName
-from lanemq.wire.record import decode_offset_id
+from lanemq.wire.lane_fields import FRONT_SUFFIX, REPORTED
 from lanemq.wire.route_bodies import (
     PERM_WRITE,
     KVTable,
-    SubscriptionGroupConfig,
     SubscriptionGroupTable,
     TopicConfigBody,
     TopicList,
 )
-from lanemq.wire.stats_bodies import ConsumerConnection, ConsumeStats, TopicStatsTable
+from lanemq.wire.stats_bodies import ConsumeStats, TopicStatsTable
 
 log = ClientLog(__name__)
 
-FOREVER = Millis(2**62)
 OWNER_TIMEOUT = 0.5
 """Seconds to wait for a queue owner's answer. With less, a member on a busy machine is taken for a frozen one; with
 more, a frozen one delays the caller."""
-
-_AS_LANE = {LANE_CLIENT: "admin"}
-"""Makes a LaneMQ broker return the stored offset, not the one at which RocketMQ would let a new group start."""
-
-Position: TypeAlias = Literal["first", "last"] | AtTime | AtOffset
-"""The position to which a group is reset."""
 
 
 class _Lease(msgspec.Struct, rename="camel"):
@@ -122,13 +93,16 @@ class _LeaseTable(msgspec.Struct):
     leases: list[_Lease] = []
 
 
+_decode_leases = msgspec.json.Decoder(_LeaseTable).decode
+
+
 BROADCASTING_NOTE = (
     "The group is broadcasting: each member gets all messages and keeps its own offsets, so there is no lag and no "
     "owner."
 )
 
 
-class Admin(AdminClient):
+class Admin(OffsetAdmin, MessageAdmin):
     """Inspects and changes topics, groups and offsets. Blocking; not thread-safe. `timeout` is in seconds."""
 
     @cached_property
@@ -263,116 +237,6 @@ class Admin(AdminClient):
                 bounds.append(QueueBounds(queue, first, end, wall_time(newest) if newest > 0 else None))
         queues = tuple(sorted(bounds, key=lambda each: each.queue))
         return TopicDescription(name, route.ordered, queues, tuple(sorted(brokers & away)), created)
-
-    # offsets
-
-    def min_offset(self, queue: MessageQueue) -> QueueOffset:
-        """The oldest offset that can still be read."""
-        return self._offset(queue, RequestCode.GET_MIN_OFFSET)
-
-    def max_offset(self, queue: MessageQueue) -> QueueOffset:
-        """The offset that the next message will get."""
-        return self._offset(queue, RequestCode.GET_MAX_OFFSET)
-
-    def offset_at(self, queue: MessageQueue, when: datetime | float) -> QueueOffset:
-        """The offset of the first message stored at or after `when`, a `datetime` or seconds since 1970.
-
-        RocketMQ 4 returns the nearest message instead.
-        """
-        check_queue(queue)
-        header = SearchOffsetHeader(topic=queue.topic, queue_id=queue.queue_id, timestamp=wall_ms(when))
-        reply = self._calls.ask(self._master(queue), RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
-        return QueueOffset(OffsetResponse.from_ext(reply.ext).offset)
-
-    def committed(self, group: str, queue: MessageQueue) -> QueueOffset | None:
-        """The group's committed offset, or None if it has none. Apache brokers may return 0 for a new group."""
-        check_queue(queue)
-        return self._progress(check_group(group), queue, finished=False)[0]
-
-    def progress(self, group: str, queue: MessageQueue) -> tuple[QueueOffset | None, FinishedRanges]:
-        """The group's committed offset, and what it has finished above it. Apache brokers do not report the latter."""
-        check_queue(queue)
-        coordinated = self._calls.coordinator_of(check_group(group)) is not None
-        return self._progress(group, queue, finished=coordinated or self._is_lanemq(queue))
-
-    def _progress(
-        self, group: str, queue: MessageQueue, *, finished: bool
-    ) -> tuple[QueueOffset | None, FinishedRanges]:
-        header = QueryOffsetHeader.of(group, queue, finished=finished)
-        try:
-            address = self._calls.coordinator_of(group) or self._master(queue)
-            reply = self._calls.ask(address, RequestCode.QUERY_CONSUMER_OFFSET, header, lane=_AS_LANE)
-        except OffsetNotFound:
-            return None, NOTHING_FINISHED
-        offset = QueueOffset(OffsetResponse.from_ext(reply.ext).offset)
-        text = LaneProgress.decode(reply.body).lane_finished if reply.body else ""
-        return offset, FinishedRanges.decode(text, offset)
-
-    def commit(self, group: str, queue: MessageQueue, offset: int) -> None:
-        """Stores the group's offset of one queue, as a member's commit does; a member that is online overwrites it.
-
-        A group that the broker does not know is created: an Apache broker refuses the commit otherwise.
-        """
-        check_queue(queue)
-        check_whole("offset", offset)
-        self._store_offset(queue, UpdateOffsetHeader.of(check_group(group), queue, offset))
-
-    def report(self, group: str, queue: MessageQueue, offset: int) -> None:
-        """Stores how far a program has read that is no member of the group, such as a query, to show its lag.
-
-        A LaneMQ broker raises `GroupConflict` for a group that consumers use, and for consumers that join this one.
-        """
-        check_queue(queue)
-        check_whole("offset", offset)
-        header = UpdateOffsetHeader.of(check_group(group), queue, offset)
-        self._store_offset(queue, msgspec.structs.replace(header, lane_report=True))
-
-    def _store_offset(self, queue: MessageQueue, update: UpdateOffsetHeader) -> None:
-        master = self._master(queue)
-        try:
-            self._calls.ask(master, RequestCode.UPDATE_CONSUMER_OFFSET, update)
-        except GroupNotFound:
-            body = SubscriptionGroupConfig(group_name=update.consumer_group).encode()
-            self._calls.ask(master, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)
-            self._calls.ask(master, RequestCode.UPDATE_CONSUMER_OFFSET, update)
-
-    def reset_offsets(
-        self,
-        group: str,
-        topic: str,
-        *,
-        to: Position,
-        queues: Collection[int | MessageQueue] | None = None,
-        dry_run: bool = False,
-    ) -> tuple[OffsetChange, ...]:
-        """Moves a group to another position, in all queues of a topic or in the given ones.
-
-        A number in `queues` names the queue of this number on every broker.
-
-        Going back repeats messages; going forward skips them. Connected members continue from the new position.
-        With `dry_run`, only returns what would change.
-        """
-        check_group(group)
-        if to not in ("first", "last"):
-            check_kind("to", to, (AtTime, AtOffset), "'first', 'last', AtTime(...) or AtOffset(...)")
-        if queues is not None:
-            queues = check_each("queues", queues, (int, MessageQueue), "a list of queues, or of their numbers")
-        check_flag("dry_run", dry_run)
-        changes: list[OffsetChange] = []
-        for name, address in self._calls.masters_of(check_topic(topic)):
-            here = [
-                self._change(group, queue, to)
-                for queue in self._calls.routes.get(topic).subscribe
-                if queue.broker == name and (queues is None or queue.queue_id in queues or queue in queues)
-            ]
-            changes += here
-            if here and not dry_run:
-                self._move(address, group, here, to, all_queues=queues is None)
-        return tuple(changes)
-
-    def _change(self, group: str, queue: MessageQueue, to: Position) -> OffsetChange:
-        before, finished = self.progress(group, queue)
-        return OffsetChange(queue, before, self._offset_of(queue, to), finished)
 
     # groups
 
@@ -530,117 +394,6 @@ class Admin(AdminClient):
             answer = self._members.lane_through_apache(address, group, owner, wanted)
         return answer if isinstance(answer, NoAnswer) else lane_view(answer)
 
-    # messages
-
-    def find_key(self, topic: str, key: Key, *, limit: int = 64, since: int = 0, until: int = FOREVER) -> list[Message]:
-        """The newest messages with this key, or with it among their `keys`, oldest first; a broker returns at most 64.
-
-        `since`, `until`: only those stored between these times, in ms since 1970, both included. Apache brokers search
-        only `keys`.
-        """
-        for name, number, least in (("limit", limit, 1), ("since", since, 0), ("until", until, 0)):
-            check_whole(name, number, least)
-        return self._query(check_topic(topic), key_text(key), limit, since, until, by_unique_id=False)
-
-    def find_id(self, topic: str, message_id: str) -> list[Message]:
-        """Messages with this unique id, as in a receipt. More than one means that the message was stored twice."""
-        check_text("message_id", message_id)
-        return self._query(check_topic(topic), message_id, 32, 0, FOREVER, by_unique_id=True)
-
-    def find_copies(self, topic: str, messages: Collection[Message]) -> list[Message]:
-        """Copies of messages of other topics, such as retries and dead letters; of a key the newest 64.
-
-        The index is asked for their keys or, where it has none, for the id of each message.
-        """
-        messages = check_each("messages", messages, Message, "a list of messages")
-        by_key = self._calls.routes.get(check_topic(topic)).indexes_keys
-        keys = {message.key for message in messages if message.key is not None} if by_key else set()
-        copies = [each for key in sorted(keys) for each in self.find_key(topic, key)]
-        for one in messages:
-            if one.key not in keys:
-                copies += self.find_id(topic, one.message_id)
-        return copies
-
-    def view(self, offset_id: str) -> Message:
-        """The message with an offset message id, read from the broker that the id names."""
-        check_text("offset_id", offset_id)
-        where = decode_offset_id(offset_id)
-        header = ViewMessageHeader(offset=where.position)
-        address = Address(where.ip, where.port)
-        reply = self._calls.ask(address, RequestCode.VIEW_MESSAGE_BY_ID, header)
-        names = {master: name for name, (master, _) in self._calls.masters().items()}
-        return found_messages(reply.body, names.get(address, ""))[0]
-
-    def _master(self, queue: MessageQueue) -> Address:
-        check_queue(queue)
-        return self._calls.routes.get(queue.topic).master(queue.broker)
-
-    def _offset(self, queue: MessageQueue, code: RequestCode) -> QueueOffset:
-        reply = self._calls.ask(self._master(queue), code, QueueHeader(topic=queue.topic, queue_id=queue.queue_id))
-        return QueueOffset(max(0, OffsetResponse.from_ext(reply.ext).offset))
-
-    def _offset_of(self, queue: MessageQueue, to: Position) -> QueueOffset:
-        match to:
-            case "first":
-                return self.min_offset(queue)
-            case "last":
-                return self.max_offset(queue)
-            case AtTime(when):
-                return self.offset_at(queue, when)
-            case AtOffset(offset):
-                return max(self.min_offset(queue), min(offset, self.max_offset(queue)))
-            case _:
-                raise InvalidOption(f"to={to!r} is not a position: use 'first', 'last', AtTime(...) or AtOffset(...)")
-
-    def _move(
-        self, address: Address, group: str, changes: list[OffsetChange], to: Position, *, all_queues: bool
-    ) -> None:
-        """Moves a group in queues of one broker. RocketMQ 4 moves connected members only by time."""
-        first, coordinator = changes[0].queue, self._calls.coordinator_of(group)
-        if coordinator is not None or self._is_lanemq(first):
-            address = coordinator or address
-            for change in changes:
-                self._reset(address, group, first.topic, -1, change)
-        elif not self._connections(address, group).connection_set:
-            for change in changes:
-                self.commit(group, change.queue, change.after)
-                # RocketMQ 5 ignores commits while an earlier reset waits for the group's next pull.
-                if self.committed(group, change.queue) != change.after and self._resets_to_offsets(address):
-                    self._reset(address, group, first.topic, -1, change)
-        elif self._resets_to_offsets(address):
-            for change in changes:
-                self._reset(address, group, first.topic, -1, change)
-        else:
-            self._reset(address, group, first.topic, _time_of(to, group, all_queues=all_queues))
-
-    def _resets_to_offsets(self, address: Address) -> bool:
-        """Whether an Apache broker reads queue and offset in a reset, as RocketMQ 5.2 and newer do by default.
-
-        Others ignore them, and would move the group to the end of all queues.
-        """
-        reply = self._calls.request(address, Command(RequestCode.GET_BROKER_CONFIG, 0))
-        return reply.code == ResponseCode.SUCCESS and b"useServerSideResetOffset=true" in reply.body.split()
-
-    def _reset(
-        self, address: Address, group: str, topic: str, timestamp: int, change: OffsetChange | None = None
-    ) -> None:
-        header = ResetOffsetHeader(topic=topic, group=group, timestamp=timestamp)
-        if change is not None:
-            _, broker, queue_id = change.queue
-            header = msgspec.structs.replace(header, queue_id=queue_id, broker_name=broker, offset=change.after)
-        self._calls.ask(address, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
-
-    def _is_lanemq(self, queue: MessageQueue) -> bool:
-        return self._calls.routes.get(queue.topic).is_lanemq(queue.broker)
-
-    def _connections(self, address: Address, group: str) -> ConsumerConnection:
-        header = ConsumerListHeader(consumer_group=group)
-        try:
-            reply = self._calls.ask(address, RequestCode.GET_CONSUMER_CONNECTION_LIST, header)
-        except GroupNotFound:
-            return ConsumerConnection()
-        return ConsumerConnection.decode(reply.body)
-
     def leases(self, group: str | None) -> tuple[tuple[LeaseView, ...], tuple[str, ...]]:
         """The leases of a group, or of all, and the brokers that do not report them.
 
@@ -658,53 +411,8 @@ class Admin(AdminClient):
             if reply.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                 silent.append(name)
                 continue
-            leases += map(_lease_view, msgspec.json.decode(checked(reply).body, type=_LeaseTable).leases)
+            leases += map(_lease_view, _decode_leases(checked(reply).body).leases)
         return tuple(sorted(leases, key=lambda each: (each.group, each.queue))), tuple(silent)
-
-    def _query(self, topic: str, key: str, limit: int, since: int, until: int, *, by_unique_id: bool) -> list[Message]:
-        header = QueryMessageHeader(
-            topic=topic, key=key, max_num=limit, begin_timestamp=since, end_timestamp=until, by_unique_id=by_unique_id
-        )
-        messages: list[Message] = []
-        for name, address in self._calls.masters_of(topic):
-            try:
-                reply = self._calls.ask(address, RequestCode.QUERY_MESSAGE, header)
-            except OffsetNotFound:
-                continue
-            messages += found_messages(reply.body, name)
-        # The index is by hash, so the answer may contain other keys.
-        matches = _has_id if by_unique_id else _has_key
-        matching = [each for each in messages if matches(each.properties, key)]
-        return sorted(matching, key=lambda each: (each.record.store_timestamp, each.record.position))[-limit:]
-
-
-def _time_of(to: Position, group: str, *, all_queues: bool) -> int:
-    """The position as a time, as RocketMQ resets; -1 means the end (Broker2Client.resetOffset)."""
-    match to:
-        case _ if not all_queues:
-            raise UsageError(
-                f"group {group!r} is online, and this broker moves single queues only while it is not: "
-                f"stop its members first, or reset all queues"
-            )
-        case AtTime():
-            return wall_ms(to.when)
-        case "last":
-            return -1
-        case "first":
-            return 0
-        case _:
-            raise UsageError(
-                f"group {group!r} is online, and this broker moves it to an offset only while it is not: "
-                f"stop its members first, or reset by time"
-            )
-
-
-def _has_id(properties: Mapping[str, str], wanted: str) -> bool:
-    return properties.get(PropertyName.UNIQUE_ID) == wanted
-
-
-def _has_key(properties: Mapping[str, str], wanted: str) -> bool:
-    return properties.get(PropertyName.KEY) == wanted or wanted in properties.get(PropertyName.KEYS, "").split()
 
 
 def _lease_view(lease: _Lease) -> LeaseView:

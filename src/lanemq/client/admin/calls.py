@@ -17,7 +17,7 @@ from lanemq.model.errors import TransportError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis, Seconds
 from lanemq.net.address import Address, Servers, parse_address, parse_addresses
-from lanemq.net.blocking import BlockingConnection
+from lanemq.net.calling.blocking import BlockingConnection
 from lanemq.net.security import OPEN, Security
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command

@@ -10,7 +10,7 @@ from lanemq.client.security import security_of
 from lanemq.client.topics import read_masters
 from lanemq.model.errors import LaneError
 from lanemq.net.address import Servers, parse_addresses
-from lanemq.net.blocking import BlockingConnection
+from lanemq.net.calling.blocking import BlockingConnection
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command
 

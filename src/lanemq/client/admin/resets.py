@@ -8,7 +8,8 @@ moved if that would skip messages that were not announced, or repeat some in a q
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from lanemq.client.admin.admin import Admin, Position
+from lanemq.client.admin.admin import Admin
+from lanemq.client.admin.group_offsets import Position
 from lanemq.client.admin.views import AtOffset, OffsetChange
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset

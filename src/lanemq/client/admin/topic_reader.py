@@ -12,7 +12,7 @@ from lanemq.model.names import TOOLS_GROUP, check_topic
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch
 from lanemq.net.address import Address, parse_addresses
-from lanemq.net.blocking import BlockingConnection
+from lanemq.net.calling.blocking import BlockingConnection
 from lanemq.wire.admin_headers import QueryMessageHeader
 from lanemq.wire.codes import RequestCode, ResponseCode, error_for
 from lanemq.wire.command import Command

@@ -25,7 +25,7 @@ from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Seconds, to_millis, to_seconds
 from lanemq.model.wording import plural
 from lanemq.net.address import Address
-from lanemq.net.blocking import BlockingConnection
+from lanemq.net.calling.blocking import BlockingConnection
 from lanemq.wire.admin_headers import RunningInfoHeader
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command

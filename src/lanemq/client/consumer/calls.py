@@ -30,7 +30,7 @@ from lanemq.model.log_marks import LogMark, SeenLog
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis, QueueOffset
 from lanemq.net.address import Address, parse_address
-from lanemq.net.connection import ConnectionPool
+from lanemq.net.calling.connection import ConnectionPool
 from lanemq.wire.bodies import ConsumerIdList, LaneLease, LaneProgress, LockRequest, LockResponse, QueueBody
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command

@@ -51,7 +51,7 @@ from lanemq.forking import UNDERWAY, tell_child, tell_now
 from lanemq.model.errors import Closed, GroupConflict, InvalidOption, LaneError, UsageError
 from lanemq.model.units import QueueOffset
 from lanemq.net.address import Address
-from lanemq.net.connection import Connection
+from lanemq.net.calling.connection import Connection
 from lanemq.net.fast_loop import fast_loop
 from lanemq.wire.command import Command
 

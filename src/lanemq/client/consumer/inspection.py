@@ -24,7 +24,7 @@ from lanemq.model.errors import LaneError, ProtocolError
 from lanemq.model.figures import Distribution
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis, QueueOffset
-from lanemq.net.connection import Connection
+from lanemq.net.calling.connection import Connection
 from lanemq.wire.bodies import ConsumeDirectlyResult
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command, response_to

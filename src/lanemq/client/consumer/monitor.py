@@ -14,7 +14,7 @@ from lanemq.model.figures import MetricSample
 from lanemq.net.address import Address, parse_address
 
 if TYPE_CHECKING:
-    from lanemq.net.monitor import Monitor
+    from lanemq.net.serving.monitor import Monitor
 
 DEFAULT_PORT = 9881
 
@@ -72,7 +72,7 @@ def open_monitor(listen: str, health: ConsumerHealth) -> "Monitor":
 
     In a worker of `lanemq run`, `listen` is the address of all workers, and this one takes a free port of the machine.
     """
-    from lanemq.net.monitor import Monitor  # costs 50 ms, which consumers without a monitor save
+    from lanemq.net.serving.monitor import Monitor  # costs 50 ms, which consumers without a monitor save
 
     address: Address = parse_address(listen, DEFAULT_PORT)
     file = os.environ.pop(WORKER_MONITOR, None)

@@ -30,7 +30,7 @@ from lanemq.model.names import check_group, check_topic
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, QueueOffset, Seconds, to_millis
 from lanemq.net.address import Address, Servers, parse_addresses
-from lanemq.net.blocking import BlockingConnection
+from lanemq.net.calling.blocking import BlockingConnection
 from lanemq.wire.codes import RequestCode, ResponseCode, error_for
 from lanemq.wire.command import Command
 from lanemq.wire.headers import (

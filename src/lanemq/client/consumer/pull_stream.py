@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 from lanemq.model.errors import ConnectionLost, LaneError, TransportError
 from lanemq.model.units import QueueOffset
 from lanemq.net.address import Address
-from lanemq.net.connection import Connection, ConnectionPool
+from lanemq.net.calling.connection import Connection, ConnectionPool
 from lanemq.wire.codes import RequestCode, ResponseCode, error_for
 from lanemq.wire.command import Command
 from lanemq.wire.headers import PullHeader, PullResponse

@@ -50,7 +50,7 @@ from lanemq.model.names import check_topic
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Seconds
 from lanemq.net.address import Servers, parse_addresses
-from lanemq.net.connection import Connection, ConnectionPool, open_connection
+from lanemq.net.calling.connection import Connection, ConnectionPool, open_connection
 from lanemq.wire.command import Command
 
 log = ClientLog(__name__)
@@ -115,7 +115,7 @@ class AsyncProducer(ProducerBase[Connection]):
         self._check_loop()
         waiter, began = TaskWaiter(), self._clock.now() if self._may_time_out else 0
         try:
-            if not arguments and key is not None and self._take(topic, key, value, waiter) is not None:
+            if not arguments and key is not None and self._put_in_inbox(topic, key, value, waiter) is not None:
                 self._empty_soon() if self._unanswered else self._empty_inbox()
             else:
                 await self._accept(topic, value, key, arguments, waiter, sender_waits=True)
@@ -140,7 +140,7 @@ class AsyncProducer(ProducerBase[Connection]):
         """As `Producer.submit`: accepts one message and returns a future with its receipt."""
         self._check_loop()
         if not arguments and key is not None:
-            taken: LoopFuture | None = self._take(topic, key, value)
+            taken: LoopFuture | None = self._put_in_inbox(topic, key, value)
             if taken is not None:
                 if not self._unanswered:  # no reply will empty the inbox
                     self._empty_inbox()
@@ -189,7 +189,7 @@ class AsyncProducer(ProducerBase[Connection]):
         """Waits until everything accepted so far is stored or has failed; not for later messages."""
         self._check_child()
         self._check_loop()
-        mark = self._send_all()
+        mark = self._mark()
         await self._wait_until(lambda: mark.settled)
 
     async def resume(self, topic: str, *, key: Key | None = None, queue: int | MessageQueue | None = None) -> None:

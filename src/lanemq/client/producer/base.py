@@ -32,7 +32,7 @@ from lanemq.client.producer.batches import (
     refuse_delay,
 )
 from lanemq.client.producer.choosing import QueueChooser
-from lanemq.client.producer.engine import DIAL_BACKOFF_MILLIS, Actions, FlushMark, SendEngine, SendRequest
+from lanemq.client.producer.engine import DIAL_BACKOFF_MILLIS, SENDING, Actions, FlushMark, SendEngine, SendRequest
 from lanemq.client.producer.freezes import Frozen, Sender
 from lanemq.client.producer.inbox import SendInbox
 from lanemq.client.producer.options import ProducerOptions, ProducerSettings, producer_options
@@ -42,6 +42,7 @@ from lanemq.client.receipt import Receipt, Receipts
 from lanemq.client.routing import CachedRoutes
 from lanemq.client.topic_route import TopicRoute
 from lanemq.clock import Clock, SystemClock
+from lanemq.core.sending.queue_sender import SendOptions
 from lanemq.forking import UNDERWAY, tell_child, tell_now
 from lanemq.model.checks import seconds
 from lanemq.model.errors import Closed, ConnectFailed, LaneError, RequestTimedOut, TransportError
@@ -91,6 +92,7 @@ class ProducerBase(ABC, Generic[L]):
     _engine_log: ClassVar[ClientLog]
     _routes: CachedRoutes
     _outages: OutageLog
+    _sending: SendOptions = SENDING
 
     def __init__(self, servers: Servers, clock: Clock | None, settings: ProducerSettings) -> None:
         self._servers = servers_text(servers)
@@ -112,9 +114,9 @@ class ProducerBase(ABC, Generic[L]):
         self._packer = Packer(self._options)
         self._chooser = QueueChooser(lambda topic: self._routes.missing(topic))
         builder = RequestBuilder(self._options.group, self._client_id, new_producer_id())
-        self._engine = SendEngine(self._options, builder, self._clock)
+        self._engine = SendEngine(self._options, builder, self._clock, self._sending)
         self._inbox = SendInbox(self._options, self._engine, self._packer, new_future)
-        self._take = self._inbox.take
+        self._put_in_inbox = self._inbox.take
         self._may_time_out = receipt_seconds(self._options, 0) is not None
         self._links: dict[str, L] = {}
         self._unanswered = self._in_line = 0
@@ -133,7 +135,7 @@ class ProducerBase(ABC, Generic[L]):
         if self._closed:
             return
         self._in_child = self._closing = True
-        self._take = _take_nothing
+        self._put_in_inbox = _no_inbox
         self._leave_to_parent()
 
     @abstractmethod
@@ -320,12 +322,10 @@ class ProducerBase(ABC, Generic[L]):
                 self._outages.answered(broker)
         self._change(step)
 
-    def _send_all(self) -> FlushMark:
-        """Sends what has been accepted, without waiting for more to share its batch."""
+    def _mark(self) -> FlushMark:
+        """Everything that has been accepted so far."""
         self._empty_inbox()
-        mark = self._locked(self._engine.mark)
-        self._change(lambda: Actions(requests=self._engine.send_all_now()))
-        return mark
+        return self._locked(self._engine.mark)
 
     def _finish(self, actions: Actions) -> None:
         """Carries out everything but requests, which are already written.
@@ -342,7 +342,7 @@ class ProducerBase(ABC, Generic[L]):
                 self._refresh_route(topic)
         for broker in actions.hang_up:
             link = self._links[broker]
-            self._outages.failed(link.address, no_answer(self._options.request_timeout))
+            self._outages.failed(link.address, no_answer(self._sending.answer_timeout / 1000))
             self._hang_up(link)
         if actions.wake:
             self._wake_maintenance()
@@ -460,7 +460,7 @@ class ProducerBase(ABC, Generic[L]):
         return True
 
 
-def _take_nothing(topic: str, key: Key, value: object, waiter: object = None) -> None:
+def _no_inbox(topic: str, key: Key, value: object, waiter: object = None) -> None:
     """`SendInbox.take` of a producer that has to start anew first."""
 
 

@@ -42,10 +42,6 @@ from lanemq.wire.properties import (
     find_property,
 )
 
-MAX_BATCH_BYTES = 1024 * 1024
-"""Bytes of a batch. Less: more requests. More: Apache brokers refuse batches over 4 MiB, and a batch that is sent again
-costs more."""
-
 COMPRESS_ABOVE = 4096
 """Bytes from which a single body is compressed with zlib (RocketMQ's DefaultMQProducer). Batches are not."""
 
@@ -227,7 +223,6 @@ def total_size(messages: Iterable[PendingMessage]) -> int:
     return sum([message.size for message in messages])
 
 
-@compiled
 def batch_weights(messages: Iterable[PendingMessage], too_large: int) -> list[int]:
     """What each message takes of a batch. One that cannot share weighs more than a batch, so it travels alone."""
     return [too_large if message.alone else message.size for message in messages]

@@ -9,13 +9,13 @@ any sender is notified. Other keys of the queue continue.
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import NamedTuple
 
 from msgspec import Struct
 
-from lanemq.client.producer.batches import MAX_BATCH_BYTES, PendingMessage, RequestBuilder, batch_weights
+from lanemq.client.producer.batches import PendingMessage, RequestBuilder, batch_weights
 from lanemq.client.producer.freezes import Freezes, Frozen, Sender, frozen_of
 from lanemq.client.producer.options import ProducerOptions
 from lanemq.client.producer.outcomes import (
@@ -52,6 +52,8 @@ from lanemq.wire.lane_fields import LANE_EXPECTED
 
 LOG_NAME = __name__
 """The logger of the lines in `Actions`."""
+SENDING = SendOptions()
+"""What every producer sends with; only its `delivery_timeout` is the program's choice."""
 DIAL_BACKOFF_MILLIS = (0, 50, 100, 200, 500, 1000)
 """The wait before the next attempt to connect, by failures in a row; the last one repeats."""
 _NEVER = Millis(2**62)
@@ -61,21 +63,16 @@ _KEY_OF = attrgetter("key")
 class SendEngine:
     """All queues of one producer. Not thread-safe: the producer guards it."""
 
-    def __init__(self, options: ProducerOptions, builder: RequestBuilder, clock: Clock) -> None:
+    def __init__(
+        self, options: ProducerOptions, builder: RequestBuilder, clock: Clock, sending: SendOptions = SENDING
+    ) -> None:
         self._options = options
         self._builder = builder
         self._clock = clock
         self._accepted = STORED_CODES if options.on_unconfirmed == "accept" else STORED_CODES - LATE_CODES
-        self._send_options = SendOptions(
-            options.window,
-            to_millis(options.delivery_timeout),
-            max_count=options.max_batch_messages,
-            max_bytes=MAX_BATCH_BYTES,
-            linger=to_millis(options.linger),
-        )
+        self._send_options = replace(sending, delivery_timeout=to_millis(options.delivery_timeout))
         # A message that cannot share a batch is declared larger than a batch, and so travels alone.
-        self._too_large = MAX_BATCH_BYTES + 1
-        self._lingers = bool(options.linger)
+        self._too_large = sending.max_bytes + 1
         self._senders: dict[MessageQueue, Sender] = {}
         # Senders with unsettled messages, in the order in which they became active, so that simulations repeat exactly.
         self._active: dict[Sender, None] = {}
@@ -106,13 +103,12 @@ class SendEngine:
                 together, refused = self._freezes.sort_out(sender, together)
                 actions.outcomes += refused
             if together:
-                lingers = self._lingers and all(map(_may_linger, together))
-                sender.append(together, batch_weights(together, self._too_large), now=now, lingers=lingers)
+                sender.append(together, batch_weights(together, self._too_large), now=now)
                 self.unsettled.accepted(sender.queue, together)
                 self._active[sender] = None
                 broker = self._brokers[sender.queue.broker]
                 actions.requests += self.requests_of(sender, now)
-                actions.wake |= (self._lingers and sender.lingers) if broker.connected else not broker.dialing
+                actions.wake |= not broker.connected and not broker.dialing
         return actions
 
     def check(self, by_queue: Mapping[MessageQueue, Sequence[PendingMessage]]) -> None:
@@ -153,13 +149,6 @@ class SendEngine:
                     )
                 requests.append(SendRequest(sender, batch, batch.attempt, batch.command))
         return requests
-
-    def send_all_now(self) -> "list[SendRequest]":
-        """The requests that remain if no message lingers any longer."""
-        now = self._clock.now()
-        for sender in self._active:
-            sender.end_linger()
-        return [request for sender in self._active for request in self.requests_of(sender, now)]
 
     # replies in
 
@@ -282,15 +271,14 @@ class SendEngine:
             failed = sender.expire(now=now)
             if failed is not None:
                 self._give_up(sender, failed, sender.last_error, actions)
-            since = sender.unanswered_since()
-            if since is not None and now - since >= self._options.request_timeout * 1000:
+            if sender.is_overdue(now):
                 self._is_overdue(sender, actions)
             self._continue(sender, actions)
         return actions
 
     def _is_overdue(self, sender: Sender, actions: "Actions") -> None:
-        """A request got no reply for `request_timeout`. It is sent again, but not to a broker that does not check
-        stamps: that one would store a repetition twice."""
+        """A request got no reply in time. It is sent again, but not to a broker that does not check stamps: that one
+        would store a repetition twice."""
         queue = sender.queue
         if sender.checks_stamps and queue.broker not in actions.hang_up:
             actions.hang_up += (queue.broker,)
@@ -423,11 +411,6 @@ class Actions(Struct):
 
     def log(self, level: int, text: str, *args: object) -> None:
         self.lines += (LogLine(level, text, args),)
-
-
-def _may_linger(message: PendingMessage) -> bool:
-    """Only messages of `submit` wait for others to share their batch."""
-    return not message.sender_waits and not isinstance(message.waiter, BatchWaiter)
 
 
 def _kind_of(problem: LaneError, reply: Command | None) -> SendError:

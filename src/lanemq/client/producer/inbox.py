@@ -81,8 +81,7 @@ class SendInbox:
         self._engine = engine
         self._intake = Intake(packer.encode, packer.next_id, new_future, max_body, packer.passes_bytes)
         self._intake.max_bytes = max_bytes - _MAX_SIZE
-        # Lingering is counted from the call, which the inbox does not do.
-        self._free = -1 if options.linger else options.buffer_bytes - max_bytes
+        self._free = options.buffer_bytes - max_bytes
         self.full_at = self._free if self._free >= MIN_FREE_SHARE * max_bytes else options.buffer_bytes
         """Bytes in the buffer at which calls that send one message wait. Above it the inbox is closed, and every
         message would need the lock; so the last part of a large buffer is left to the inbox."""

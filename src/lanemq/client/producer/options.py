@@ -31,14 +31,6 @@ class ProducerOptions:
     """The name under which the broker lists the producer."""
     codec: str | Codec = "json"
     """How values become bytes: "json", "text", "bytes", or an object with `encode` and `decode`."""
-    linger: Annotated[float, Meta(ge=0, le=60, description="a number of seconds")] = 0.0
-    """Seconds that a message may wait for others to share its batch. 0 sends at once; messages still share a batch
-    while earlier ones are in flight, so waiting pays only for many small messages from slow senders."""
-    window: Annotated[int, Meta(ge=1, le=100)] = 4
-    """Batches of one queue in flight at once. A LaneMQ broker refuses later ones if an earlier one is missing; an
-    Apache broker would store them, so with it the window is always 1."""
-    max_batch_messages: Annotated[int, Meta(ge=1, le=10_000)] = 1000
-    """Messages of a batch. Few: more requests. Many: a refused message costs more to find."""
     buffer_bytes: Annotated[int, Meta(ge=1)] = 64 * 1024 * 1024
     """Bytes of messages that wait or are in flight. When the buffer is full, senders wait; no message is dropped."""
     delivery_timeout: Interval = 120.0
@@ -48,10 +40,6 @@ class ProducerOptions:
     timeout: Interval = 120.0
     """Seconds that a call may wait: for a route, for room in the buffer, and in `send` for the receipt. A `send` that
     gives up raises `RequestTimedOut`; its message still waits for the broker and may be stored."""
-    request_timeout: Interval = 3.0
-    """Seconds after which an unanswered request to a LaneMQ broker is sent again over a new connection. A connection
-    whose writes stall for one to two times as long is replaced, whatever the broker. Too short: a broker that is merely
-    slow gets every request repeatedly. Too long: messages wait for a dead connection."""
     max_body_bytes: Annotated[int, Meta(ge=1)] = MAX_BODY_BYTES
     """Bytes of the largest body; larger ones are refused when they are sent."""
     tls: TlsOptions | None = None
@@ -92,13 +80,9 @@ class ProducerSettings(TypedDict, total=False):
 
     group: str
     codec: str | Codec
-    linger: Seconds
-    window: int
-    max_batch_messages: int
     buffer_bytes: int
     delivery_timeout: Seconds
     timeout: Seconds
-    request_timeout: Seconds
     max_body_bytes: int
     tls: TlsOptions | None
     credentials: Credentials | None

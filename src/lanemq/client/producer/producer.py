@@ -66,7 +66,7 @@ from lanemq.model.names import check_topic
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, Seconds, to_millis
 from lanemq.net.address import Servers, parse_addresses
-from lanemq.net.blocking import CLIENT_THREADS, ClientThread, DuplexConnection
+from lanemq.net.calling.blocking import CLIENT_THREADS, ClientThread, DuplexConnection
 from lanemq.net.rate_limited_log import OutageLog
 
 log = ClientLog(__name__, aside=True)
@@ -134,8 +134,8 @@ class Producer(ProducerBase[ProducerLink]):
         self._check_may_wait("send")
         waiter, began = ThreadWaiter(), self._clock.now() if self._may_time_out else 0
         try:
-            if not arguments and key is not None and self._take(topic, key, value, waiter) is not None:
-                self._move_left()
+            if not arguments and key is not None and self._put_in_inbox(topic, key, value, waiter) is not None:
+                self._move_inbox()
             else:
                 self._accept(topic, value, key, arguments, waiter, sender_waits=True)
             left = receipt_seconds(self._options, self._clock.now() - began) if self._may_time_out else None
@@ -160,10 +160,10 @@ class Producer(ProducerBase[ProducerLink]):
         if UNDERWAY:
             tell_now()
         if not arguments and key is not None:
-            taken: Future[Receipt] | None = self._take(topic, key, value)
+            taken: Future[Receipt] | None = self._put_in_inbox(topic, key, value)
             if taken is not None:
                 if not self._unanswered:  # no reply will empty the inbox
-                    self._move_left()
+                    self._move_inbox()
                 return taken
         future = SubmittedFuture()
         self._accept(topic, value, key, arguments, future, sender_waits=False)
@@ -209,7 +209,7 @@ class Producer(ProducerBase[ProducerLink]):
         """Waits until everything accepted so far is stored or has failed; not for later messages."""
         self._check_may_wait("flush")
         self._check_child()
-        mark = self._send_all()
+        mark = self._mark()
         self._changed.wait_until(lambda: mark.settled)
 
     def resume(self, topic: str, *, key: Key | None = None, queue: int | MessageQueue | None = None) -> None:
@@ -273,7 +273,7 @@ class Producer(ProducerBase[ProducerLink]):
         self._changed.ring()
 
     def _end(self) -> None:
-        mark = self._send_all()
+        mark = self._mark()
         while not mark.settled and (left := (by := self._close_by) - _REAL_CLOCK.now()) > 0:
             self._changed.wait_until(partial(self._ends_now, mark, by), left / 1000)
         self._closed = True
@@ -334,10 +334,10 @@ class Producer(ProducerBase[ProducerLink]):
         if self._closing:
             raise closed()
         self._inbox.leave(self._engine.sender_for(queue, route), message)
-        self._move_left()
+        self._move_inbox()
         return True
 
-    def _move_left(self) -> None:
+    def _move_inbox(self) -> None:
         """A message was left in the inbox for which perhaps no reply will come."""
         self._inbox.must_move = True
         if self._interrupts_us():
@@ -545,7 +545,7 @@ class Producer(ProducerBase[ProducerLink]):
         try:
             server = address = self._routes.get(topic, provisional=True).master(broker)
             lost, options = partial(self._lost, broker), self._options
-            stall = min(options.request_timeout, options.timeout, options.delivery_timeout)
+            stall = min(self._sending.answer_timeout / 1000, options.timeout, options.delivery_timeout)
             link = ProducerLink(
                 address, on_replies=self._replied, on_lost=lost, write_timeout=stall, security=self._security
             )

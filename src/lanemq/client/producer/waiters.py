@@ -7,6 +7,7 @@ does not learn the outcome: its waiter is marked `interrupted`, and if the messa
 
 import asyncio
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
@@ -199,7 +200,7 @@ class TaskWaiter(SingleWaiter, LoopFuture):
     """A task waits."""
 
 
-class BatchWaiter:
+class BatchWaiter(ABC):
     """The waiter of `send_many`: collects the receipts of many messages, and wakes the caller when all are settled.
 
     Their number is known only at `close`, because the first messages are settled while later ones are still read. Safe
@@ -258,8 +259,9 @@ class BatchWaiter:
         if self._settled == self._expected:
             self._wake()
 
+    @abstractmethod
     def _wake(self) -> None:
-        raise NotImplementedError
+        """Wakes the caller."""
 
 
 class ThreadBatchWaiter(BatchWaiter):

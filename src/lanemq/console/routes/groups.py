@@ -10,7 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from lanemq.client.admin.admin import Admin, Position
+from lanemq.client.admin.admin import Admin
+from lanemq.client.admin.group_offsets import Position
 from lanemq.client.admin.resets import reset_as_shown
 from lanemq.client.admin.views import AtOffset, AtTime, OffsetChange
 from lanemq.console.links import group_link

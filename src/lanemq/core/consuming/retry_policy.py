@@ -139,10 +139,10 @@ TO_BROKER: Final = ToBroker()
 DEFAULT_POLICY: Final = HoldKey()
 
 
-def next_step(policy: FailurePolicy, count: int, *, asked: Millis | None = None, hopeless: bool = False) -> NextStep:
+def next_step(policy: FailurePolicy, count: int, *, delay: Millis | None = None, hopeless: bool = False) -> NextStep:
     """The next step for a message that had failed `count` times before this failure.
 
-    `asked` is the delay that the handler requested: it replaces the policy's own, and is at least `MIN_SUSPEND`.
+    `delay` is what the handler asked for: it replaces the policy's own, and is at least `MIN_SUSPEND`.
     `hopeless` means that another attempt would fail the same way: the retries count as used up, except with
     RETRY_FOREVER, where the message waits for a handler that can process it.
     """
@@ -150,23 +150,23 @@ def next_step(policy: FailurePolicy, count: int, *, asked: Millis | None = None,
         case SendBack():
             return TO_BROKER
         case DeadLetter(hold=hold):
-            return next_attempt(hold, count, asked=asked) if _may_retry(hold, count, hopeless) else TO_BROKER
+            return next_attempt(hold, count, delay=delay) if _may_retry(hold, count, hopeless) else TO_BROKER
         case _:
-            return next_attempt(policy, count, asked=asked) if _may_retry(policy, count, hopeless) else PARK
+            return next_attempt(policy, count, delay=delay) if _may_retry(policy, count, hopeless) else PARK
 
 
-def next_attempt(policy: FailurePolicy, count: int, *, asked: Millis | None = None) -> Again:
+def next_attempt(policy: FailurePolicy, count: int, *, delay: Millis | None = None) -> Again:
     """The wait before another attempt, even if the policy allows no more."""
     hold = policy.hold if isinstance(policy, DeadLetter) else policy
-    if asked is not None:
-        return Again(max(asked, MIN_SUSPEND), whole_queue=isinstance(hold, HoldQueue))
+    if delay is not None:
+        return Again(max(delay, MIN_SUSPEND), whole_queue=isinstance(hold, HoldQueue))
     match hold:
         case HoldQueue(suspend=suspend):
             return Again(clamp_suspend(to_millis(suspend)), whole_queue=True)
         case HoldKey(backoff=backoff):
             return Again(backoff.delay(count + 1), whole_queue=False)
-        case SendBack(retry_locally_after=delay):
-            return Again(to_millis(delay), whole_queue=False)
+        case SendBack(retry_locally_after=seconds):
+            return Again(to_millis(seconds), whole_queue=False)
 
 
 def clamp_suspend(delay: int) -> Millis:

@@ -524,8 +524,8 @@ class LaneScheduler(Generic[M]):
     ) -> Finished[M]:
         lane_queue, lane = self._running(run)
         policy, failures = self._options.policy, lane_queue.failures
-        asked, hopeless = outcome.delay if isinstance(outcome, Suspend) else None, outcome is HOPELESS
-        steps = [next_step(policy, failures.get(m.queue_offset, 0), asked=asked, hopeless=hopeless) for m in batch]
+        delay, hopeless = outcome.delay if isinstance(outcome, Suspend) else None, outcome is HOPELESS
+        steps = [next_step(policy, failures.get(m.queue_offset, 0), delay=delay, hopeless=hopeless) for m in batch]
         send_back = tuple(m for m, step in zip(batch, steps, strict=True) if isinstance(step, ToBroker))
         if send_back:
             run.sending_back = done, len(batch), send_back

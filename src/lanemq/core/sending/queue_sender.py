@@ -5,8 +5,8 @@ message of a key is stored behind one that failed.
 
 - A message gets a sequence number when it is first sent, and keeps it when it is sent again (`sent_window`), so a
   broker that has it already answers "stored". `RequestBuilder` writes the number into the message.
-- At most `window` batches are unanswered. With window 1 a later batch cannot overtake an unanswered earlier one, which
-  a broker that does not check sequences (Apache RocketMQ) requires. A LaneMQ broker refuses gaps, which makes larger
+- At most `window` batches are unanswered. With one, a later batch cannot overtake an unanswered earlier one, which a
+  broker that does not check sequences (Apache RocketMQ) requires. A LaneMQ broker refuses gaps, which makes larger
   windows safe on one connection: batches behind a failed one are refused, and all of them are sent again in order.
 - A batch that is not full waits while an earlier one is in flight (as in Nagle's algorithm): it is sent with the next
   reply at the latest, and grows until then. Under load batches grow by themselves, without load no message waits. A
@@ -41,20 +41,29 @@ C = TypeVar("C")
 
 FIRST_EPOCH: Final = Epoch(1)
 DELIVERY_TIMEOUT: Final = Millis(120_000)
+ANSWER_TIMEOUT: Final = Millis(3_000)
+"""A request without a reply for so long is sent again over a new connection. A broker that is merely slow drops the
+repeats by their stamps; a dead connection costs this time, once."""
 SEND_BACKOFF: Final = Backoff(0.05, 2.0, 5)
 
 
 @dataclass(frozen=True, slots=True)
 class SendOptions:
-    """How far a sender may run ahead of the broker's replies, how long it tries, and how large its batches are."""
+    """How far a sender may run ahead of the broker's replies, how long it tries, and how large its batches are.
 
-    window: int = 1
+    Programs choose `delivery_timeout`; the others have values that suit all of them.
+    """
+
+    window: int = 4
+    """Unanswered batches of a queue. Three hide the way to a broker in another zone. With more, a message that the
+    broker refuses has more behind it that must be sent again."""
     delivery_timeout: Millis = DELIVERY_TIMEOUT
     backoff: Backoff = SEND_BACKOFF
     max_count: int = 1000
+    """Messages of a batch. A broker handles a thousand small ones in a few milliseconds, in which others wait."""
     max_bytes: int = 1024 * 1024
-    linger: int = 0
-    """Milliseconds that a message may wait for others to share its batch."""
+    """Bytes of a batch. Apache brokers refuse batches over 4 MiB, and a batch that is sent again costs more."""
+    answer_timeout: Millis = ANSWER_TIMEOUT
 
     def __post_init__(self) -> None:
         if self.window < 1 or self.delivery_timeout < 1:
@@ -91,7 +100,6 @@ class QueueSender(Generic[M, C]):
         # Earlier than everything in `_pending`.
         self._sent: SentWindow[M] = SentWindow(1, key_of)
         self.set_broker(checks_stamps=checks_stamps)
-        self._linger_until: Millis | None = None
         # How many of the waiting messages were sent before, in an epoch that has ended.
         self._recovering = 0
         self._failures = 0
@@ -132,42 +140,25 @@ class QueueSender(Generic[M, C]):
 
     # messages in
 
-    def append(self, messages: Sequence[M], sizes: Sequence[int], *, now: Millis, lingers: bool = False) -> None:
+    def append(self, messages: Sequence[M], sizes: Sequence[int], *, now: Millis) -> None:
         """Adds messages at the end. Creates nothing per message. Not while the queue is frozen."""
         assert self.freeze is None
-        if not lingers:
-            self._linger_until = None
-        elif self._options.linger and not self._pending.count:
-            self._linger_until = Millis(now + self._options.linger)
         self._pending.add(messages, sizes, Millis(now + self._options.delivery_timeout), self.accepted)
         self.accepted += len(messages)
-
-    @property
-    def lingers(self) -> bool:
-        """The first of the waiting messages has just begun to wait for others."""
-        return self._linger_until is not None and self._pending.count == 1
-
-    def end_linger(self) -> None:
-        """Nothing waits any longer for others to share its batch."""
-        self._linger_until = None
 
     # batches out
 
     def next_batch(self, now: Millis) -> SendBatch[M] | None:
         """The batch to send now, or None."""
-        if not (self._pending.count and self._is_due(now)) and self._sent.to_repeat() is None:
+        if not (self._pending.count and self._is_due()) and self._sent.to_repeat() is None:
             return None
         return self.take_batch(max_count=self._options.max_count, max_bytes=self._options.max_bytes, now=now)
 
-    def _is_due(self, now: Millis) -> bool:
+    def _is_due(self) -> bool:
         """Whether the messages that wait are sent now, although more may come to share their batch."""
         pending, options = self._pending, self._options
         if pending.count >= options.max_count or pending.size >= options.max_bytes or self._recovering:
             return True
-        if self._linger_until is not None:
-            if now < self._linger_until:
-                return False
-            self._linger_until = None
         return not self._sent.any_in_flight
 
     def take_batch(self, *, max_count: int, max_bytes: int, now: Millis) -> SendBatch[M] | None:
@@ -252,14 +243,13 @@ class QueueSender(Generic[M, C]):
 
     def next_deadline(self) -> Millis | None:
         """When to call `expire` and `next_batch` again at the latest."""
-        if self._linger_until is not None:
-            return self._linger_until
         times = [time for time in (self._deadline(), self._retry_at) if time is not None]
         return min(times, default=None)
 
-    def unanswered_since(self) -> int | None:
-        """When the oldest request was sent that has no reply."""
-        return min((batch.sent_at for batch in self._sent.in_flight()), default=None)
+    def is_overdue(self, now: Millis) -> bool:
+        """Whether a request has had no reply for the time after which it is sent again."""
+        oldest = min((batch.sent_at for batch in self._sent.in_flight()), default=now)
+        return now - oldest >= self._options.answer_timeout
 
     # what the user decides
 

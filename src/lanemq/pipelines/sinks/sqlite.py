@@ -1,7 +1,8 @@
 """Batches in a SQLite file: for small tables, tests, and programs on the same machine.
 
 Invariant: every transaction begins IMMEDIATE, so two runs never read the ledger at once. Values that SQLite has no type
-for are stored as text: times as ISO 8601 in UTC, decimals exactly, maps, arrays and structs as JSON. NaN becomes NULL.
+for are stored as text: times as ISO 8601 in UTC, decimals exactly, maps, arrays and structs as JSON. NaN becomes NULL,
+and -0.0 becomes 0.0. A file that another program replaces during a run is noticed before the next transaction.
 """
 
 import sqlite3
@@ -13,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from lanemq.clock import Clock
-from lanemq.model.errors import InvalidOption, LaneError, RequestTimedOut, StorageError
+from lanemq.model.errors import InvalidOption, LaneError, RequestTimedOut, StateLost, StorageError
 from lanemq.model.units import Seconds
 from lanemq.pipelines.ports import QUEUE, SinkRun
 from lanemq.pipelines.sinks.exact_sink import is_nested, json_column
@@ -45,6 +46,8 @@ class SqliteSink(SqlSink):
         super().__init__(table, wait, evolve, clock)
         self._path = path
         self._connection: sqlite3.Connection | None = None
+        self._file: tuple[int, int] | None = None
+        """Which file was opened last, under whatever name it has now."""
 
     def __str__(self) -> str:
         return f"table {self._table} of {self._path}"
@@ -55,6 +58,10 @@ class SqliteSink(SqlSink):
 
     def close(self) -> None:
         super().close()
+        self._disconnect()
+        self._file = None
+
+    def _disconnect(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -75,6 +82,14 @@ class SqliteSink(SqlSink):
             raise self._lane_error(error) from error
 
     def _connected(self) -> sqlite3.Connection:
+        """The connection. If another program has replaced the file since, a new one, whose ledger says what is lost."""
+        if self._file is not None and self._file != _file_at(self._path):
+            self._disconnect()
+            if not Path(self._path).exists():
+                raise StateLost(
+                    f"{self} is gone: another program deleted or moved the file while the pipeline ran. Put it back; "
+                    f"or start with --new-sink or run(..., new_sink=True), which continues with a new table"
+                )
         if self._connection is None:
             # Retry passes run in another thread than batches, never at the same time.
             self._connection = sqlite3.connect(
@@ -82,6 +97,7 @@ class SqliteSink(SqlSink):
             )
             self._connection.execute("PRAGMA journal_mode = WAL")
             self._connection.execute("PRAGMA synchronous = FULL")
+            self._file = _file_at(self._path)
         return self._connection
 
     def _lane_error(self, error: sqlite3.Error) -> LaneError:
@@ -145,6 +161,15 @@ class SqliteSink(SqlSink):
             for row in in_rows(plain):
                 self._refuse_ties(connection, run, f"SELECT {given}", row)
         return done
+
+
+def _file_at(path: str | Path) -> tuple[int, int] | None:
+    """The identity of the file that has this name now."""
+    try:
+        found = Path(path).stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _marks(run: SinkRun) -> str:

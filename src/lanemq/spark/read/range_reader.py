@@ -19,7 +19,7 @@ from lanemq.model.errors import LaneError, RemoteProtocolError, TopicNotFound
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
 from lanemq.net.address import Address
-from lanemq.net.blocking import BlockingConnection
+from lanemq.net.calling.blocking import BlockingConnection
 from lanemq.net.security import OPEN, Security
 from lanemq.spark.offsets import NewestMessage
 from lanemq.spark.options import ALL_TAGS, ReadOptions

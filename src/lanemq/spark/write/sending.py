@@ -24,7 +24,7 @@ from lanemq.model.errors import InvalidOption, MissingKey, TransportError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis
 from lanemq.net.address import Address, parse_addresses
-from lanemq.net.blocking import BlockingConnection
+from lanemq.net.calling.blocking import BlockingConnection
 from lanemq.net.security import Security
 from lanemq.spark.retrying import Retrying
 from lanemq.spark.write.repeats import RepeatCheck

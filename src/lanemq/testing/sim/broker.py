@@ -23,9 +23,9 @@ from lanemq.log.store import Store
 from lanemq.model.errors import StorageError
 from lanemq.model.queue import MessageQueue
 from lanemq.net.address import Address
-from lanemq.net.descriptors import DescriptorReserve
-from lanemq.net.peer import Dispatcher, Peer
-from lanemq.net.server import Listener, Server
+from lanemq.net.serving.descriptors import DescriptorReserve
+from lanemq.net.serving.peer import Dispatcher, Peer
+from lanemq.net.serving.server import Listener, Server
 from lanemq.testing.sim.disk import SimDisk, SimState, StateImage
 from lanemq.testing.sim.histories import Histories
 from lanemq.testing.sim.host import Host
@@ -154,8 +154,8 @@ class SimBroker(Broker):
         wanted = self.options.max_connections
         return DescriptorReserve(wanted=wanted, files=lambda: store.open_files, limit=lambda: 2**31)
 
-    def _new_server(self, parts: BrokerContext, connections: Connections) -> Server:
-        more = {"reads": parts.group_commit, "outbox": parts.outbox}
+    def _new_server(self, context: BrokerContext, connections: Connections) -> Server:
+        more = {"reads": context.group_commit, "outbox": context.outbox}
         return SimServer(connections, self._host, self._machine.network, **more)
 
     def _open_history(self) -> Recording:
@@ -165,7 +165,7 @@ class SimBroker(Broker):
     @property
     def undone(self) -> list[str]:
         """What groups have not finished, in words; empty if everything is drained."""
-        context = self.running.parts
+        context = self.running.context
         left = []
         for topic, queue_id in context.store.queues():
             end = context.store.bounds(topic, queue_id)[1]
@@ -179,7 +179,7 @@ class SimBroker(Broker):
     @property
     def log_end(self) -> int:
         """The position of the next record."""
-        return self.running.parts.store.appender.staged
+        return self.running.context.store.appender.staged
 
     def knows_as_finished(self, group: str, topic: str, queue_id: int, epoch: int, offset: int) -> bool:
         """Whether an owner reported this message, which is above the committed offset, as finished.
@@ -187,10 +187,10 @@ class SimBroker(Broker):
         False for a stale epoch, because its owner cannot know what others reported.
         """
         queue = MessageQueue(topic, self.options.name, queue_id)
-        newest = self.running.parts.locks.latest(group, queue)
+        newest = self.running.context.locks.latest(group, queue)
         if newest is None or newest.epoch != epoch:
             return False
-        progress = self.running.parts.progress.at(group, queue)
+        progress = self.running.context.progress.at(group, queue)
         return offset in FinishedRanges.decode(progress.finished, progress.offset or 0)
 
 

@@ -4,7 +4,7 @@ A request may get no answer, because the broker is down or the path to it is blo
 """
 
 from lanemq.model.errors import LaneError
-from lanemq.net.connection import open_connection
+from lanemq.net.calling.connection import open_connection
 from lanemq.testing.sim.world import ADDRESS, World
 from lanemq.wire.admin_headers import CreateTopicHeader, DeleteTopicHeader, ResetOffsetHeader
 from lanemq.wire.codes import RequestCode, ResponseCode

@@ -87,7 +87,7 @@ class AssignedQueue:
         self.last_pull: Millis = Millis(0)
         self.end: QueueOffset | None = None
         """The end of the queue as the last pull reported it; None before the first one."""
-        self.moving: QueueOffset | None = None
+        self.moving_to: QueueOffset | None = None
         """The offset of a reset that is under way. Progress from before the reset is no longer reported."""
         self.confirmed: MemberProgress | None = None
         """The progress that the broker confirmed last; None if it may have lost that."""
@@ -129,7 +129,7 @@ class AssignedQueue:
 
     def unconfirmed(self) -> QueueReport | None:
         """What must be reported; None if the broker has it, or if the queue leaves its position or is not ours."""
-        if self.released or self.moving is not None:
+        if self.released or self.moving_to is not None:
             return None
         report = self.report()
         return None if report.progress == self.confirmed else report

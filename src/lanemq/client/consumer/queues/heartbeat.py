@@ -20,7 +20,7 @@ from lanemq.client.topic_route import BrokerRoute
 from lanemq.model.errors import GroupConflict, LaneError
 from lanemq.model.units import Millis
 from lanemq.net.address import Address
-from lanemq.net.connection import ConnectionPool
+from lanemq.net.calling.connection import ConnectionPool
 from lanemq.net.rate_limited_log import RateLimitedLog
 from lanemq.wire.bodies import ConsumerData, HeartbeatData, SubscriptionData
 

@@ -361,7 +361,7 @@ class LeaseKeeper:
             case Grant.RENEWED if lease.usable_until is not None:
                 self._set_usable_until(assigned, lease.usable_until)
                 self._on_parked(assigned, answer.parked)
-                if answer.moved is not None and assigned.moving is None and asked_at > assigned.moved_at:
+                if answer.moved is not None and assigned.moving_to is None and asked_at > assigned.moved_at:
                     self._on_moved(assigned, answer.moved)
             case Grant.NEW:
                 self._assignment.lose(assigned, "another member may have owned it in between")

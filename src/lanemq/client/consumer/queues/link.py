@@ -8,7 +8,7 @@ from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.queues.heartbeat import Heartbeat
 from lanemq.client.consumer.turns.subscription import Subscription
 from lanemq.client.routing import AsyncRoutes
-from lanemq.net.connection import Connection, ConnectionPool
+from lanemq.net.calling.connection import Connection, ConnectionPool
 from lanemq.wire.command import Command
 
 OnRequest: TypeAlias = Callable[[Connection, Command], None]

@@ -46,6 +46,9 @@ class _Entry(msgspec.Struct):
     offset: int
 
 
+_decode_entries = msgspec.json.Decoder(list[_Entry]).decode
+
+
 class FileOffsets:
     """Offsets in one JSON file per group. Saving replaces the whole file, so a crash leaves the old or the new one."""
 
@@ -55,7 +58,7 @@ class FileOffsets:
     def load(self) -> dict[MessageQueue, QueueOffset]:
         """The offsets that were saved last. A file that cannot be read is an error, not a new start."""
         try:
-            entries = msgspec.json.decode(self._path.read_bytes(), type=list[_Entry])
+            entries = _decode_entries(self._path.read_bytes())
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:

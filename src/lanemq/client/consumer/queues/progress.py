@@ -11,7 +11,7 @@ asked of the broker, or told to it, about lanes. This module sends the requests 
   repeated. A broker that cannot park (Apache RocketMQ) is never asked; there a parked lane stays in memory, and a log
   line says so.
 
-While a queue moves to another offset (`AssignedQueue.moving`), nothing from before the move is reported.
+While a queue moves to another offset (`AssignedQueue.moving_to`), nothing from before the move is reported.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ STAYS_HERE = "its broker stores no parked lanes: they stay in memory, hold the c
 NO_EPOCH = Epoch(0)
 """Of a queue without a lease, or of a broker without epochs."""
 
-Asked: TypeAlias = tuple[LanesAside[Message], LaneRequest[Message]]
+SentRequest: TypeAlias = tuple[LanesAside[Message], LaneRequest[Message]]
 
 
 class QueueReporter:
@@ -261,7 +261,7 @@ class QueueReporter:
         new offset.
         """
         scheduler, queue = assigned.scheduler, assigned.queue
-        assigned.moving = offset
+        assigned.moving_to = offset
         with scheduler as lanes:
             next_offset = lanes[queue].next_offset
             lanes.drain(queue, now=self._clock.now())
@@ -276,13 +276,13 @@ class QueueReporter:
         if not assigned.released:
             read_log = ReadLog(FormerRead() if assigned.read_log.is_compared else None)
             assigned.start_at(StartPosition(MemberProgress(offset), read_log, parked, assigned.parked_serial))
-            assigned.moving, assigned.moved_at = None, self._clock.now()
+            assigned.moving_to, assigned.moved_at = None, self._clock.now()
 
     async def hand_over(self, assigned: AssignedQueue) -> None:
         """Reports everything about a queue that is given up, and waits until the broker has it, or raises."""
-        if assigned.moving is not None:
+        if assigned.moving_to is not None:
             # Its handlers have ended; it leaves from the new position.
-            await self._commit_move(assigned, assigned.moving, "it is given up on the way to another offset")
+            await self._commit_move(assigned, assigned.moving_to, "it is given up on the way to another offset")
             return
         await self._flush_lanes(assigned)
         if assigned.released:
@@ -361,9 +361,9 @@ class QueueReporter:
         serial, assigned.changed_serial = assigned.changed_serial, None
         return work if serial is None else [self._reconcile(assigned, serial), *work]
 
-    def _lane_requests(self, assigned: AssignedQueue) -> list[Asked]:
+    def _lane_requests(self, assigned: AssignedQueue) -> list[SentRequest]:
         """The requests to send now. An answer belongs to the lanes that asked, not to those after a reset."""
-        if assigned.released or assigned.moving is not None:
+        if assigned.released or assigned.moving_to is not None:
             return []
         with assigned.scheduler as lanes:
             aside = lanes[assigned.queue].aside

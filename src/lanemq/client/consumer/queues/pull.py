@@ -90,7 +90,7 @@ class Puller:
         owner: its lanes must not start again while it leaves."""
         if assigned.puller is None:
             return
-        assigned.moving = offset
+        assigned.moving_to = offset
         assigned.puller.cancel()
         self.start(assigned)
 
@@ -109,8 +109,8 @@ class Puller:
 
     async def _once(self, assigned: AssignedQueue) -> None:
         """One pull, or one wait until a pull is allowed. A reset that is under way comes first."""
-        if assigned.moving is not None:
-            await self._progress.move(assigned, assigned.moving)
+        if assigned.moving_to is not None:
+            await self._progress.move(assigned, assigned.moving_to)
             return
         if assigned.read_log.is_other or not assigned.may_pull(now=self._clock.now()):
             await self._wait(assigned, to_millis(PULL_RETRY))
@@ -170,12 +170,12 @@ class Puller:
 
     def _answered(self, assigned: AssignedQueue, pulled: Pulled, pulled_from: QueueOffset) -> QueueOffset | None:
         """Takes an answer, or a part of one; returns where the next begins, if it may be pulled at once."""
-        if assigned.released or not self._take(assigned, pulled, pulled_from):
+        if assigned.released or not self._put_in_lanes(assigned, pulled, pulled_from):
             return None
         # There is room for another part: together they are no more than the pull has asked for.
         return pulled.next_offset if pulled.more else self._next_at_once(assigned)
 
-    def _take(self, assigned: AssignedQueue, pulled: Pulled, pulled_from: QueueOffset) -> bool:
+    def _put_in_lanes(self, assigned: AssignedQueue, pulled: Pulled, pulled_from: QueueOffset) -> bool:
         """Puts the messages of an answer, or of a part of one, into their lanes.
 
         False if they do not continue what is there, or if it is an answer of another kind.
@@ -196,7 +196,7 @@ class Puller:
     def _next_at_once(self, assigned: AssignedQueue) -> QueueOffset | None:
         """Where to pull next, if that may happen now; the lease has the same epoch as before, or the queue is lost."""
         now = self._clock.now()
-        if assigned.released or assigned.moving is not None:
+        if assigned.released or assigned.moving_to is not None:
             return None
         if not assigned.may_pull(now=now) or isinstance(self._room(assigned), WaitFor):
             return None

@@ -101,9 +101,9 @@ class Scheduler:
             with self as lanes:
                 filled = self._fill(worker)
                 ready = filled or self._closed or lanes.has_changes
-                nap = None if ready else self._lie_down(None)
-            if nap is not None:
-                self._sleep_until_changed(nap)
+                sleep = None if ready else self._announce_sleep(None)
+            if sleep is not None:
+                self._sleep_until_changed(sleep)
         return filled
 
     def take_run(self, timeout: Seconds | None = None) -> MessageRun | None:
@@ -118,7 +118,7 @@ class Scheduler:
                     run = self._single_run(wake_another=slept)
                     ended = run is not None or (deadline is not None and self._clock.now() >= deadline)
                     ready = ended or self._closed or self._lanes.has_changes
-                    nap = None if ready else self._lie_down(self._look_again(deadline))
+                    sleep = None if ready else self._announce_sleep(self._look_again(deadline))
                     callbacks = self._act_on_changes()
                 finally:
                     self._inside = False
@@ -126,9 +126,9 @@ class Scheduler:
                 callback()
             if ended:
                 return run
-            if nap is not None:
+            if sleep is not None:
                 slept = True
-                self._sleep_until_changed(nap)
+                self._sleep_until_changed(sleep)
         return None
 
     def finish(
@@ -273,9 +273,12 @@ class Scheduler:
         return None if timeout is None else Millis(self._clock.now() + to_millis(timeout))
 
     def _pause(self, deadline: Millis | None) -> float | None:
-        """Seconds until there may be work, or until the caller should look again; None: until woken."""
+        """Seconds until there may be work, or until the caller should look again; None: until woken.
+
+        Never 0: while a quick worker is enough, a held key whose time has come is left to it.
+        """
         ends = [end for end in (self._lanes.wait().until, deadline) if end is not None]
-        return max(0, min(min(ends) - self._clock.now(), MAX_SLEEP_MS)) / 1000 if ends else None
+        return max(1, min(min(ends) - self._clock.now(), MAX_SLEEP_MS)) / 1000 if ends else None
 
     def _must_watch(self) -> bool:
         """Whether a worker that goes to sleep must watch, because runs wait behind others, or for a worker."""
@@ -286,21 +289,21 @@ class Scheduler:
         soon = Millis(self._clock.now() + to_millis(LOOK_AGAIN_SECONDS))
         return soon if deadline is None else min(soon, deadline)
 
-    def _lie_down(self, deadline: Millis | None) -> "_Nap":
+    def _announce_sleep(self, deadline: Millis | None) -> "_Sleep":
         pause, watches = self._pause(deadline), self._must_watch()
         self._watched |= watches
-        return _Nap(self._changed.sleeper(), watching(pause) if watches else pause, watches)
+        return _Sleep(self._changed.sleeper(), watching(pause) if watches else pause, watches)
 
     # without the mutex
 
-    def _sleep_until_changed(self, nap: "_Nap") -> None:
+    def _sleep_until_changed(self, sleep: "_Sleep") -> None:
         try:
-            self._changed.sleep(nap.sleeper, nap.seconds)
+            self._changed.sleep(sleep.sleeper, sleep.seconds)
         except BaseException:
             self._wake(1)  # an interrupted worker may have been woken already: another one must look
             raise
         finally:
-            if nap.watches:
+            if sleep.watches:
                 self._watched = False
 
     def _wake(self, most: int) -> None:
@@ -331,7 +334,7 @@ def interrupts_itself() -> UsageError:
     )
 
 
-class _Nap(NamedTuple):
+class _Sleep(NamedTuple):
     """An announced sleep of a worker."""
 
     sleeper: threading.Lock

@@ -11,7 +11,7 @@ from lanemq.coordinator.config import CoordinatorOptions
 from lanemq.coordinator.store import FolderStore
 from lanemq.model.errors import LaneError
 from lanemq.net.address import Address
-from lanemq.net.server import Listener, Server
+from lanemq.net.serving.server import Listener, Server
 from lanemq.testing.sim.broker import SimDiskThread, SimListener, SimServer
 from lanemq.testing.sim.host import Host
 from lanemq.testing.sim.world import ADDRESS, World
@@ -37,7 +37,7 @@ class SimCoordinator(Coordinator):
 
     def _new_store(self) -> FolderStore:
         assert self.options.data is not None, "the plan names a folder"
-        self._folder = FolderStore(self.options.data)
+        self._folder = FolderStore(self.options.data, self._host.clock)
         return self._folder
 
     def _new_thread(self) -> DiskThread:
@@ -46,9 +46,9 @@ class SimCoordinator(Coordinator):
     def _new_listener(self) -> Listener:
         return SimListener(self.options.listen)
 
-    def _new_server(self, connections: Connections, parts: GroupContext) -> Server:
+    def _new_server(self, connections: Connections, context: GroupContext) -> Server:
         return SimServer(
-            connections, self._host, self._world.network, refusals=parts.counters.refusals, may_answer=parts.leads
+            connections, self._host, self._world.network, refusals=context.counters.refusals, may_answer=context.leads
         )
 
 

@@ -17,7 +17,7 @@ from lanemq.client.message import Message
 from lanemq.model.errors import LaneError
 from lanemq.model.queue import MessageQueue
 from lanemq.net.address import Address
-from lanemq.net.connection import open_connection
+from lanemq.net.calling.connection import open_connection
 from lanemq.testing.sim.consumers import ConsumerProgram
 from lanemq.testing.sim.coordinated.ledger import Ledger, LoggedMessage
 from lanemq.testing.sim.coordinated.machine import COORDINATOR, COORDINATOR_ADDRESS, CoordinatorMachine
@@ -193,7 +193,7 @@ class CoordinatedRun:
     async def _start_broker(self) -> None:
         await self.world.broker.start()
         if (broker := self.world.broker.broker) is not None:
-            store, queues = broker.running.parts.store, range(self.world.plan.orders_queues)
+            store, queues = broker.running.context.store, range(self.world.plan.orders_queues)
             self.ledger.ends_at({MessageQueue(ORDERS, BROKER, each): store.bounds(ORDERS, each)[1] for each in queues})
 
     async def _answer_lost(self) -> None:
@@ -232,9 +232,9 @@ class CoordinatedRun:
     def _left(self) -> list[str]:
         sending = [f"{each.name} has sent {each.sent}" for each in self.producers if not each.done]
         broker, coordinator = self.world.broker.broker, self.coordinator.coordinator
-        if sending or broker is None or coordinator is None:
+        if sending or broker is None or coordinator is None or not coordinator.leads:
             return sending or ["a server is down"]
-        progress, store = coordinator.running.parts.progress, broker.running.parts.store
+        progress, store = coordinator.running.context.progress, broker.running.context.store
         left = [f"{lane.name} has {len(lane.offsets)}" for each in progress.parked() for lane in each.lanes.values()]
         for number in range(self.world.plan.orders_queues):
             end, done = store.bounds(ORDERS, number)[1], progress.at(GROUP, MessageQueue(ORDERS, BROKER, number)).offset

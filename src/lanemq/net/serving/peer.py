@@ -1,9 +1,9 @@
 """One client's connection, as the broker sees it: reads frames, passes them to a dispatcher, writes replies.
 
 It is an asyncio protocol, not streams: one read of the socket may hold hundreds of requests, and their replies leave in
-one write (`net/outbox`). Handlers run in the read callback itself, for one slice (`net/loop_slices`); what is left
-waits for the next one. A handler that must wait (a durable send, a long poll) keeps the peer and replies later. There
-is no task, future or timer per request.
+one write (`outbox`). Handlers run in the read callback itself, for one slice (`loop_slices`); what is left waits for
+the next one. A handler that must wait (a durable send, a long poll) keeps the peer and replies later. There is no task,
+future or timer per request.
 
 Two things make a peer's requests wait. It may have used up its slice: then it is in line for the next one
 (`_waits_for_slice`). Or it may not be served at all for now (`_is_paused`): it does not read its replies, a handler
@@ -19,10 +19,10 @@ from typing import Protocol, cast
 
 from lanemq.model.errors import ProtocolError
 from lanemq.net.address import Address, origin_of
-from lanemq.net.loop_slices import LoopSlices, RecentCost
-from lanemq.net.outbox import Outbox
 from lanemq.net.rate_limited_log import RateLimitedLog
 from lanemq.net.receiving import received, space_for
+from lanemq.net.serving.loop_slices import LoopSlices, RecentCost
+from lanemq.net.serving.outbox import Outbox
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.command import MAX_FRAME_BYTES, BadHeader, Frame, FrameDecoder, encode_response
 from lanemq.wire.other_protocols import OtherProtocol
@@ -104,7 +104,7 @@ class PeerServer(Protocol):
         """Whether a peer is known only after a correctly signed request."""
 
     @property
-    def may_answer(self) -> Callable[[], bool]:
+    def may_answer(self) -> Callable[[], bool] | None:
         """Asked before replies are written. If they may not leave any more, the connection is broken."""
 
     def adopt(self, peer: "Peer", /) -> None:
@@ -252,7 +252,7 @@ class Peer(asyncio.BufferedProtocol):
             outgoing, size, self._outgoing, self._outgoing_bytes = self._outgoing, self._outgoing_bytes, [], 0
             if not self.is_open or self._transport.is_closing():
                 return
-            if not self._server.may_answer():
+            if self._server.may_answer is not None and not self._server.may_answer():
                 self.abort()
                 return
             if len(outgoing) == 1:

@@ -17,9 +17,9 @@ from typing import NamedTuple
 from lanemq.clock import Clock
 from lanemq.model.errors import ConnectionLost, InvalidOption, RequestTimedOut, TlsFailed
 from lanemq.model.units import Millis
-from lanemq.net.certificate_end import certificate_end, end_problem
 from lanemq.net.fresh_file import FreshFile
 from lanemq.net.security import load_authorities, load_certificate
+from lanemq.net.serving.certificate_end import certificate_end, end_problem
 
 log = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 A step is a socket read with everything that it asks for, or a group commit that answers its senders. Whoever takes it
 says where it begins and ends (`with outbox:`), because only they know when no further reply follows. Replies that are
 made outside of a step leave at the end of the loop iteration. That is later: what other clients have asked for in the
-meantime comes first, such as a slice (`net/loop_slices`) or a new connection.
+meantime comes first, such as a slice (`net/serving/loop_slices`) or a new connection.
 """
 
 import asyncio

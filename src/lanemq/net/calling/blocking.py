@@ -27,7 +27,8 @@ from lanemq.model.errors import (
     TlsFailed,
 )
 from lanemq.net.address import Address
-from lanemq.net.link import CONNECT_SECONDS, Link, connect_failed
+from lanemq.net.calling.link import CONNECT_SECONDS, Link, connect_failed
+from lanemq.net.calling.tls_socket import TlsSocket
 from lanemq.net.security import (
     OPEN,
     Security,
@@ -35,7 +36,6 @@ from lanemq.net.security import (
     client_context,
     handshake_trouble,
 )
-from lanemq.net.tls_socket import TlsSocket
 from lanemq.wire.command import Command, decode_command
 from lanemq.wire.other_protocols import OtherProtocol
 

@@ -23,7 +23,7 @@ from lanemq.model.errors import (
     TransportError,
 )
 from lanemq.net.address import Address, parse_address
-from lanemq.net.link import CONNECT_SECONDS, Link, connect_failed
+from lanemq.net.calling.link import CONNECT_SECONDS, Link, connect_failed
 from lanemq.net.rate_limited_log import OutageLog
 from lanemq.net.security import (
     OPEN,

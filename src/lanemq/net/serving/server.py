@@ -1,6 +1,6 @@
 """The listening side: accepts connections within its limits, and closes those that break them.
 
-`net/peer` is one connection. The server counts what all of them hold together and decides which ones are closed.
+`peer` is one connection. The server counts what all of them hold together and decides which ones are closed.
 """
 
 import asyncio
@@ -18,25 +18,25 @@ from lanemq.clock import SystemClock
 from lanemq.core.brokering.refusals import RefusalCounts, RefusalReason
 from lanemq.model.errors import RequestTimedOut, TlsFailed, TransportError
 from lanemq.net.address import Address, origin_of
-from lanemq.net.loop_slices import LoopSlices
-from lanemq.net.outbox import Outbox
-from lanemq.net.peer import Dispatcher, NoReads, Peer, Reads
 from lanemq.net.rate_limited_log import RateLimitedLog
-from lanemq.net.server_tls import CLOSING_ALERT_SECONDS, TlsDetector
-from lanemq.net.unfinished_frames import UnfinishedFrames
-from lanemq.net.unsent_replies import UnsentReplies
+from lanemq.net.serving.loop_slices import LoopSlices
+from lanemq.net.serving.outbox import Outbox
+from lanemq.net.serving.peer import Dispatcher, NoReads, Peer, Reads
+from lanemq.net.serving.server_tls import CLOSING_ALERT_SECONDS, TlsDetector
+from lanemq.net.serving.unfinished_frames import UnfinishedFrames
+from lanemq.net.serving.unsent_replies import UnsentReplies
 from lanemq.wire.command import MAX_FRAME_BYTES
 
 log = logging.getLogger(__name__)
 
 MAX_UNFINISHED_BYTES = 256 * 1024 * 1024
 """Limit of unfinished frames over all peers, because each peer may hold one frame of the maximum size. Above it, peers
-are disconnected (`net/unfinished_frames`).
+are disconnected (`net/serving/unfinished_frames`).
 """
 
 MAX_UNSENT_BYTES = 256 * 1024 * 1024
 """Limit of unsent replies over all peers, because each peer may have `WRITE_HIGH_WATER_BYTES` of them. Above it, peers
-are disconnected (`net/unsent_replies`)."""
+are disconnected (`net/serving/unsent_replies`)."""
 
 ACCEPT_PAUSE_SECONDS = 0.1
 """Pause after a failed accept, usually because descriptors ran out."""
@@ -75,8 +75,8 @@ class ConnectionLimits:
         return self.per_address or max(16, self.total // 2)
 
     def in_force(self) -> dict[str, object]:
-        """The values of the broker's options of these names."""
-        return {"max_connections": self.total, "max_connections_per_address": self.of_one_address}
+        """The value of the broker's option of this name."""
+        return {"max_connections": self.total}
 
 
 @dataclass(slots=True)
@@ -84,10 +84,6 @@ class Joining:
     """Connections that are accepted and not peers yet, most of them in their TLS handshake. Shown with the peers."""
 
     count: int = 0
-
-
-def _always() -> bool:
-    return True
 
 
 class Listener:
@@ -122,12 +118,12 @@ class Server:
         nanoseconds: Callable[[], int] | None = None,
         may_answer: Callable[[], bool] | None = None,
     ) -> None:
-        """`nanoseconds` measures the slices of the peers. Before replies are written, `may_answer` is asked."""
+        """`nanoseconds` measures the slices of the peers. `may_answer`, if given, is asked before each reply."""
         self.dispatcher = dispatcher
         self.reads: Reads = reads or NoReads()
         self.max_frame_bytes = max_frame_bytes
         self.unfinished: UnfinishedFrames[Peer] = UnfinishedFrames(max_unfinished_bytes)
-        self.may_answer = may_answer or _always
+        self.may_answer = may_answer
         self.loop = asyncio.get_running_loop()
         self.unsent: UnsentReplies[Peer] = UnsentReplies(
             MAX_UNSENT_BYTES, lambda peer: peer.unsent, lambda peer: peer.origin, self.loop.time
