@@ -40,6 +40,7 @@ from benchmarks.harness import report
 from benchmarks.spark_common import cpu_seconds
 from lanemq.pipelines import Event, Transitions
 from lanemq.pipelines.batches import Batch, batch_number
+from lanemq.pipelines.checkpoint.run_log import RunLog
 from lanemq.pipelines.stages.transitions.messages import COLUMNS
 from lanemq.spark import recommended
 from lanemq.spark.columns import arrow_schema, select_columns
@@ -202,11 +203,13 @@ def ours(spark: SparkSession, source: Path, place: Path, watched: Watched) -> li
     stage = Transitions(step=step, outputs=OUTPUTS)
     (place / "stage").mkdir(parents=True)
     stage.open(spark, place / "stage")
+    log = RunLog(place / "log", lambda runs: 1)
 
     def run(messages: DataFrame, number: int) -> None:
         batch = Batch("bench", batch_number(number), 1)
         made = stage.process(messages, batch)
-        stage.settle(batch, made.state)
+        log.record("unit", made.state.encode())
+        stage.continue_from(made.state)
         folder = place / "rows" / str(number)
         folder.mkdir(parents=True)
         for file in made.outputs.files:  # type: ignore[attr-defined]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tests.broker.raw_client import RawClient
 from tests.broker.running import WALL, ManualClock
+from tests.faulty_disk import FaultyDisk
 
 from lanemq import Admin, Producer
 from lanemq.broker.config import BrokerOptions
@@ -14,7 +15,6 @@ from lanemq.log.store import Store
 from lanemq.model.errors import LogInUse
 from lanemq.net.address import Address
 from lanemq.testing.embedded import EmbeddedBroker
-from lanemq.testing.faulty_disk import FaultyDisk
 from lanemq.wire.codes import ResponseCode
 
 

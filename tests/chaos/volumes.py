@@ -1,7 +1,7 @@
 """File systems for tests: a small one in memory, and one in an image file that can be copied.
 
 Both need root and a kernel that mounts; where that is not given, the test is skipped and says why. What they show is
-shown on the simulated disk as well (`lanemq.testing.faulty_disk`, `lanemq.testing.sim.disk`), on any machine.
+shown on the simulated disk as well (`tests/faulty_disk.py`, `lanemq.testing.sim.disk`), on any machine.
 """
 
 import contextlib

@@ -1,6 +1,5 @@
 """Checkpoints of pipelines for the console's tests: one with parked keys, one with dead letters."""
 
-import shutil
 from pathlib import Path
 
 from tests.console.conftest import HOSTILE
@@ -20,7 +19,6 @@ def parked_keys(
     """Key `a` is parked with two messages, and the hostile key with one; key `c` moves."""
     Checkpoint(folder, name, {"group": group} if group else {}).close()
     stage_folder(folder).mkdir(parents=True)
-    shutil.rmtree(stage_folder(folder).parent / "running", ignore_errors=True)  # the stage is driven without a run
     made = pipeline_fixture.Pipeline(stage_folder(folder), on_failure=Park())
     made.process(Sent(0, 0, "a", FAILS), Sent(0, 1, "a", 2), Sent(0, 2, hostile, FAILS), Sent(0, 3, "c", 4))
     return made

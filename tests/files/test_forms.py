@@ -14,7 +14,6 @@ from lanemq.files import (
     Output,
     StorePath,
     arrow_source,
-    can_rename,
     copy,
     create,
     files_below,
@@ -122,21 +121,6 @@ def test_many_files_are_removed_and_missing_ones_passed_over(root: StorePath) ->
     remove_files(paths)
     remove_files([])
     assert list(files_below(root / "files")) == ["kept"]
-
-
-def test_where_folders_are_renamed_a_rename_neither_replaces_nor_comes_too_late(root: StorePath) -> None:
-    if not can_rename(root):
-        pytest.skip("object stores rename nothing")
-    for name in ("first", "second"):
-        (root / name).mkdir(parents=True)
-        write_durably(root / name / "file", name.encode())
-    with pytest.raises(OSError, match=r"."):
-        (root / "second").rename(root / "first")
-    (root / "second").rename(root / "moved")
-    with pytest.raises(FileNotFoundError):
-        write_durably(root / "state.json", b"late", root / "second")
-    assert not (root / "state.json").exists()
-    assert not (root / "second").exists(), "the write has not made the folder again"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import errno
 from pathlib import Path
 
 import pytest
+from tests.faulty_disk import FaultyDisk
 from tests.log.conftest import OpenStore, crash, log_files, message, read_all, send
 from tests.wire.encoding import encode_batch
 
@@ -11,7 +12,6 @@ from lanemq.log.commit_log import CommitLog
 from lanemq.log.options import StoreOptions
 from lanemq.model.errors import DiskFull, LocalProtocolError, NoDescriptors, WriteFailed
 from lanemq.model.units import Millis
-from lanemq.testing.faulty_disk import FaultyDisk
 from lanemq.wire.batch import PlainBatch
 from lanemq.wire.record import RecordView
 

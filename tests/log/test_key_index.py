@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fast.both import references
+from tests.faulty_disk import FaultyDisk
 from tests.log.conftest import OpenStore, crash, send
 from tests.wire.encoding import encode_record
 
@@ -17,7 +18,6 @@ from lanemq.log.key_index import key_hash, keys_of
 from lanemq.log.options import StoreOptions
 from lanemq.log.store import Store
 from lanemq.model.errors import DiskFull
-from lanemq.testing.faulty_disk import FaultyDisk
 
 NAMES = st.sampled_from(["__SHARDINGKEY", "UNIQ_KEY", "KEYS", "XKEYS", "X__SHARDINGKEY", "WAIT", "LANE_STAMP", ""])
 VALUES = st.sampled_from(["", "a", "b", "a b", "ключ", "UNIQ_KEY", "KEYS", "a\x01b"])

@@ -8,6 +8,7 @@ import stat
 from pathlib import Path
 
 import pytest
+from tests.faulty_disk import FaultyDisk
 from tests.log.conftest import SMALL, OpenStore, bodies, crash, log_files, message, read_all, send
 from tests.wire.encoding import encode_batch
 
@@ -23,7 +24,6 @@ from lanemq.log.store import Store
 from lanemq.model.errors import CorruptRecord, InvalidOption, LogInUse, StorageError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
-from lanemq.testing.faulty_disk import FaultyDisk
 from lanemq.wire.batch import PlainBatch
 from lanemq.wire.record import RecordView
 

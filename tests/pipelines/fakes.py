@@ -44,7 +44,6 @@ class FakeStage(Stage):
         """The results of the next retry passes."""
         self.put_off = 0.0
         """Seconds by which they are put off."""
-        self.unfinished: int | None = None
         self.dead: TableRows | None = None
         self.before_run: Callable[[Batch], None] = lambda batch: None
         self.place: Path | None = None
@@ -64,11 +63,7 @@ class FakeStage(Stage):
     def process_retry_pass(self, batch: Batch) -> Results | None:
         self.steps.append(f"pass {batch.number}")
         self.before_run(batch)
-        self.unfinished = None
         return self.waiting.pop(0) if self.waiting else None
-
-    def unfinished_retry_pass(self) -> int | None:
-        return self.unfinished
 
     def finished(self, batch: Batch) -> None:
         self.steps.append(f"finished {batch.number}")
@@ -84,6 +79,8 @@ class FakeSink(Sink):
         self.numbers: list[int] = []
         self.query, self.epoch = "", 0
         self.opened = 0
+        self.numbers_known = True
+        """Whether `applied` can tell, unlike for a topic."""
         self.before_write: Callable[[Batch], None] = lambda batch: None
         self.after_write: Callable[[Batch], None] = lambda batch: None
 
@@ -92,7 +89,7 @@ class FakeSink(Sink):
         self.opened += 1
 
     def applied(self, query: str, settings: Mapping[str, str]) -> int | None:
-        return max(self.numbers, default=None)
+        return max(self.numbers, default=None) if self.numbers_known else None
 
     def write(self, rows: Any, batch: Batch) -> bool:
         assert batch.query == self.query

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.chaos.mutants import flush_before_ack
+from tests.faulty_disk import FaultyDisk
 
 from lanemq.broker.config import BrokerOptions
 from lanemq.client.producer.producer import Producer
@@ -16,7 +17,6 @@ from lanemq.log.store import Store
 from lanemq.model.errors import LaneError, WriteFailed
 from lanemq.net.address import Address
 from lanemq.testing.embedded import EmbeddedBroker
-from lanemq.testing.faulty_disk import FaultyDisk
 
 
 class PowerCutDisk(FaultyDisk):

@@ -19,14 +19,13 @@ from lanemq.files.operations import (
     write_durably,
     write_json,
 )
-from lanemq.files.paths import RemotePath, StorePath, can_rename
+from lanemq.files.paths import RemotePath, StorePath
 
 __all__ = [
     "Output",
     "RemotePath",
     "StorePath",
     "arrow_source",
-    "can_rename",
     "copy",
     "create",
     "files_below",

@@ -1,7 +1,7 @@
 """Paths on HDFS, through its own protocol: no JVM is needed in Spark's Python workers and in commands.
 
-HDFS renames a folder in one step, which fails if the target exists, so everything that pipelines do on a local disk by
-renaming works here in the same way.
+HDFS renames a file in one step, which fails if the target exists. So a file is complete when it is there, and if
+several writers create it, one of them succeeds.
 
 Connection, high availability and Kerberos come from Hadoop's configuration in HADOOP_CONF_DIR, and from settings of
 Spark that begin with `spark.hadoop.`.
@@ -27,7 +27,6 @@ class HdfsPath(RemotePath):
     """A file or folder on HDFS."""
 
     __slots__ = ()
-    renames = True
 
     def exists(self) -> bool:
         try:
@@ -58,19 +57,14 @@ class HdfsPath(RemotePath):
             raise FileExistsError(str(self))
         self._client.mkdirs(self.full, create_parent=True)
 
-    def rename(self, target: Self, /) -> Self:
-        self._client.rename(self.full, target.full)
-        return target
-
-    def put(self, content: bytes | BinaryIO, through: Self | None = None) -> None:
-        if through is None or through.full != self.parent.full:
-            self.parent.mkdir(exist_ok=True)
-        self._write_and_rename(content, through or self.parent, overwrite=True)
+    def put(self, content: bytes | BinaryIO) -> None:
+        self.parent.mkdir(exist_ok=True)
+        self._write_and_rename(content, overwrite=True)
 
     def create(self, content: bytes) -> bool:
         self.parent.mkdir(exist_ok=True)
         try:
-            self._write_and_rename(content, self.parent, overwrite=False)
+            self._write_and_rename(content, overwrite=False)
         except FileExistsError:
             return self.read_bytes() == content
         return True
@@ -91,8 +85,8 @@ class HdfsPath(RemotePath):
     def remove_tree(self) -> None:
         self._client.delete(self.full, recursive=True)
 
-    def _write_and_rename(self, content: bytes | BinaryIO, folder: Self, *, overwrite: bool) -> None:
-        own = f"{folder.full}/.{self.name}.{os.getpid()}-{os.urandom(4).hex()}"
+    def _write_and_rename(self, content: bytes | BinaryIO, *, overwrite: bool) -> None:
+        own = f"{self.parent.full}/.{self.name}.{os.getpid()}-{os.urandom(4).hex()}"
         try:
             self._write(own, content)
             self._client.rename(own, self.full, overwrite=overwrite)

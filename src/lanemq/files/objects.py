@@ -33,7 +33,6 @@ class ObjectPath(RemotePath):
     """An object, or the objects whose keys begin with this one and a slash."""
 
     __slots__ = ()
-    renames = False
 
     def exists(self) -> bool:
         try:
@@ -70,11 +69,7 @@ class ObjectPath(RemotePath):
     def mkdir(self, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
         """Does nothing: an object store has no folders."""
 
-    def rename(self, target: Self, /) -> Self:
-        raise UsageError(f"{self.root} cannot rename {self.key}: an object store renames nothing")
-
-    def put(self, content: bytes | BinaryIO, through: Self | None = None) -> None:
-        assert through is None, "an object store has nothing to rename a file out of"
+    def put(self, content: bytes | BinaryIO) -> None:
         with _reached(self):
             self._store.put(self.key, content)
 

@@ -19,16 +19,12 @@ from lanemq.model.errors import StateLost, StorageError
 S = TypeVar("S", bound=msgspec.Struct)
 
 
-def write_durably(path: StorePath, content: bytes, through: StorePath | None = None) -> None:
-    """Write a file and sync it before it gets its name. Concurrent writes of the same file are harmless.
-
-    `through`: the folder that the file is renamed from. Moving this folder away makes every later write fail with
-    FileNotFoundError, without a lock. It is never made; the file's own folder is, if it is another one.
-    """
+def write_durably(path: StorePath, content: bytes) -> None:
+    """Write a file and sync it before it gets its name. Concurrent writes of the same file are harmless."""
     if isinstance(path, RemotePath):
-        path.put(content, cast("RemotePath | None", through))
+        path.put(content)
         return
-    own = _written_beside(cast("Path", path), content, cast("Path | None", through))
+    own = _written_beside(cast("Path", path), content)
     try:
         own.rename(cast("Path", path))
     finally:
@@ -44,7 +40,7 @@ def create(path: StorePath, content: bytes) -> bool:
     """
     if isinstance(path, RemotePath):
         return path.create(content)
-    own = _written_beside(cast("Path", path), content, None)
+    own = _written_beside(cast("Path", path), content)
     try:
         os.link(own, cast("Path", path))
     except FileExistsError:
@@ -55,11 +51,10 @@ def create(path: StorePath, content: bytes) -> bool:
     return True
 
 
-def _written_beside(path: Path, content: bytes, through: Path | None) -> Path:
+def _written_beside(path: Path, content: bytes) -> Path:
     """The content in a synced file with a name of its own."""
-    if through != path.parent:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    own = (through or path.parent) / f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    own = path.parent / f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}"
     try:
         with own.open("xb") as file:
             file.write(content)

@@ -4,8 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from pathlib import Path
-from typing import BinaryIO, ClassVar, Protocol, Self
+from typing import BinaryIO, Protocol, Self
 
 
 class StorePath(Protocol):
@@ -28,7 +27,6 @@ class StorePath(Protocol):
     def read_bytes(self) -> bytes: ...
     def unlink(self, missing_ok: bool = False) -> None: ...
     def mkdir(self, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None: ...
-    def rename(self, target: Self, /) -> Self: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +39,6 @@ class RemotePath(ABC):
     """The path below the root, without a slash at either end."""
     settings: tuple[tuple[str, str], ...] = ()
     """How to reach the store, beyond the environment."""
-
-    renames: ClassVar[bool]
-    """Whether a folder is renamed in one atomic step."""
 
     @property
     def name(self) -> str:
@@ -99,15 +94,8 @@ class RemotePath(ABC):
     def mkdir(self, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None: ...
 
     @abstractmethod
-    def rename(self, target: Self, /) -> Self:
-        """Rename a file or folder in one atomic step; the target must not exist."""
-
-    @abstractmethod
-    def put(self, content: bytes | BinaryIO, through: Self | None = None) -> None:
-        """Write a file that is there completely or not at all, and replaces one of the same name.
-
-        `through`: the existing folder that the file is renamed out of; FileNotFoundError if it was moved away.
-        """
+    def put(self, content: bytes | BinaryIO) -> None:
+        """Write a file that is there completely or not at all, and replaces one of the same name."""
 
     @abstractmethod
     def create(self, content: bytes) -> bool:
@@ -129,8 +117,3 @@ class RemotePath(ABC):
     @abstractmethod
     def remove_tree(self) -> None:
         """Remove a file or folder with everything in it; nothing happens if it is missing."""
-
-
-def can_rename(path: StorePath) -> bool:
-    """Whether the store renames a folder in one atomic step."""
-    return isinstance(path, Path) or (isinstance(path, RemotePath) and path.renames)

@@ -1,6 +1,6 @@
 """The disk port: every byte that the log reads or writes passes through it.
 
-Tests replace it by a failing disk (`lanemq.testing.faulty_disk`). Calls raise plain `OSError`; `commit_log` decides
+Tests replace it by a failing disk (`tests/faulty_disk.py`). Calls raise plain `OSError`; `commit_log` decides
 what an error means. Writes go to explicit offsets and never through a memory map, which would report write errors too
 late.
 """

@@ -3,7 +3,6 @@
 Without PySpark, so that commands and the console read a checkpoint in their own process.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -102,15 +101,3 @@ class Runs:
     @property
     def newest(self) -> int:
         return self.epochs[-1] if self.epochs else 0
-
-    def text(self) -> str:
-        """The epochs for a file, one per line."""
-        return "\n".join(map(str, self.epochs))
-
-
-def read_runs(text: str) -> Runs:
-    """Parse what `Runs.text` returned; ValueError for anything else."""
-    lines: Sequence[str] = text.split()
-    if not lines:
-        raise ValueError("no epoch")
-    return Runs(tuple(map(int, lines)))

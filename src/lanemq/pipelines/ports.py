@@ -1,9 +1,10 @@
 """What a pipeline is made of: a stage turns the messages of a batch into rows, and a sink applies each batch once.
 
-The steps of a batch, in order (`running/batch_processor.py`): the stage computes the rows; if more than one commit will
-follow, the rows are decided on disk (`checkpoint/decisions.py`); the stage makes its state durable; the dead-letter
+The steps of a batch, in order (`running/batch_processor.py`): the stage computes the rows and its state after them; the
+checkpoint records the state and, if more than one commit will follow, the rows (`checkpoint/units.py`); the dead-letter
 sink and then the sink apply the rows under the batch's number; Spark records the batch as done. A crash between two
-steps repeats the batch: a decided batch is completed as it was decided, and a sink that has the batch does nothing.
+steps repeats the batch: a decided batch is completed as it was decided, a sink that has the batch does nothing, and if
+the sink does not have it, the stage computes it again from the state before it.
 
 Invariants: a batch number always stands for the same rows; retry passes between two Spark batches have numbers of their
 own; a run that was replaced has a lower epoch than its successor; rows are computed before a sink sees them, because a
@@ -168,7 +169,7 @@ class Results:
     counts: Mapping[str, int] = field(default_factory=dict)
     """Numbers for progress reports: events, repeats, gaps, held, parked, dead ..."""
     state: str = ""
-    """What the stage needs to make the state of this attempt durable in `settle`; empty if there is nothing."""
+    """The stage's state after the batch, which its checkpoint keeps; empty if it is the same as before."""
     late: frozenset[tuple[str, str, int, int]] = frozenset()
     """Messages (topic, broker, queue, offset) that an operator redrove from the dead letters. Their rows are out of
     their key's order on purpose."""
@@ -182,7 +183,7 @@ else None. Empty if the brokers do not answer."""
 class Stage(ABC):
     """Turns the messages of a batch into rows. Base class for your own stages; only `process` must be written.
 
-    `process` must depend only on the messages and on the stage's state before the batch: a batch may be repeated.
+    `process` must depend only on the messages and on the state that `continue_from` gave: a batch may be repeated.
     """
 
     columns: tuple[str, ...] = ()
@@ -210,15 +211,15 @@ class Stage(ABC):
     def open(self, spark: SparkSession, folder: StorePath) -> None:
         """Called before the first batch of a run. `folder` lies in the checkpoint and belongs to the stage."""
 
+    def continue_from(self, state: str) -> None:
+        """Compute the next batch from this state, which an earlier batch returned; empty: from the beginning.
+
+        Called once after `open`, and whenever a new state has been recorded, before any sink has the batch.
+        """
+
     @abstractmethod
     def process(self, messages: DataFrame, batch: Batch) -> Results:
-        """Compute the rows of a batch. State that later batches see may change only in `settle`."""
-
-    def settle(self, batch: Batch, state: str) -> None:
-        """Make the state of this attempt durable; the next batch starts from it.
-
-        Called only if `Results.state` is set, before any sink has the batch, and again when the batch is repeated.
-        """
+        """Compute the rows of a batch, and the state after it. The batches that follow see it in `continue_from`."""
 
     def due(self, now: datetime) -> float | None:
         """Seconds until a retry pass should run; 0 for now, None if nothing waits."""
@@ -226,10 +227,6 @@ class Stage(ABC):
 
     def process_retry_pass(self, batch: Batch) -> Results | None:
         """Try held messages again and carry out operator requests. None if nothing was due."""
-        return None
-
-    def unfinished_retry_pass(self) -> int | None:
-        """The number of a retry pass that a crash interrupted; it is run again before anything else."""
         return None
 
     def finished(self, batch: Batch) -> None:

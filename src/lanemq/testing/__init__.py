@@ -1,6 +1,6 @@
 """Tools for tests: a broker in this process, `TestApp` without one, and the check of order. docs/guides/testing.md.
 
-`plugin` is the pytest plugin. The simulation, faulty disks and the main demonstration are beside them.
+`plugin` is the pytest plugin. The simulation and the main demonstration are beside them.
 """
 
 from typing import TYPE_CHECKING

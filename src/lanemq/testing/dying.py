@@ -81,6 +81,8 @@ class DyingStage(Stage):
         self._stage = stage
         self._kill_point = kill_point
         self._checkpoint = checkpoint
+        self._batch: Batch | None = None
+        """The batch or retry pass that was computed last."""
         self.columns, self.schema, self.how = stage.columns, stage.schema, stage.how
         self.on_queue_change, self.on_damaged, self.evolves = stage.on_queue_change, stage.on_damaged, stage.evolves
 
@@ -98,21 +100,20 @@ class DyingStage(Stage):
         return self._stage.due(now)
 
     def process_retry_pass(self, batch: Batch) -> Results | None:
+        self._batch = batch
         self._kill_point.reached("run", batch)
         return self._stage.process_retry_pass(batch)
 
-    def unfinished_retry_pass(self) -> int | None:
-        return self._stage.unfinished_retry_pass()
-
     def process(self, messages: DataFrame, batch: Batch) -> Results:
+        self._batch = batch
         self._kill_point.record(batch)
         self._kill_point.reached("run", batch)
         return self._stage.process(messages, batch)
 
-    def settle(self, batch: Batch, state: str) -> None:
-        self._kill_point.record(batch)
-        self._stage.settle(batch, state)
-        self._kill_point.reached("state", batch)
+    def continue_from(self, state: str) -> None:
+        self._stage.continue_from(state)
+        if self._batch is not None:
+            self._kill_point.reached("state", self._batch)
 
     def finished(self, batch: Batch) -> None:
         self._kill_point.record(batch)

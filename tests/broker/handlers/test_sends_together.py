@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from tests.broker.conftest import Start
 from tests.broker.raw_client import RawClient, bodies, send_ext
 from tests.broker.running import Gate, ManualClock, RunningBroker
+from tests.faulty_disk import FaultyDisk
 
 from lanemq.broker.handlers import send as send_handler
 from lanemq.broker.storage import group_commit
 from lanemq.broker.storage.group_commit import GroupCommit
-from lanemq.testing.faulty_disk import FaultyDisk
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.sends import MAX_TOGETHER

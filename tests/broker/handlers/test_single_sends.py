@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.broker.raw_client import pull_ext, send_ext
 from tests.broker.running import ManualClock
+from tests.faulty_disk import FaultyDisk
 from tests.log.conftest import memory_folder
 from tests.net.wire import Wire
 
@@ -33,7 +34,6 @@ from lanemq.model.errors import DiskFull
 from lanemq.net.address import Address
 from lanemq.net.serving.peer import Peer
 from lanemq.net.serving.server import Listener, Server
-from lanemq.testing.faulty_disk import FaultyDisk
 from lanemq.testing.sim.broker import SimListener
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command, Frame, FrameDecoder, decode_command, encode_command

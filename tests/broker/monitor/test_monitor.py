@@ -17,6 +17,7 @@ from tests.broker.conftest import Start
 from tests.broker.handlers.test_parking import Owner, fill
 from tests.broker.running import ManualClock, RunningBroker
 from tests.certificates import Authority
+from tests.faulty_disk import FaultyDisk
 
 from lanemq.broker import runtime_info
 from lanemq.broker.monitor import catalogue, figures, health
@@ -31,7 +32,6 @@ from lanemq.net.address import Address
 from lanemq.net.calling.blocking import connect
 from lanemq.net.serving import loop_slices
 from lanemq.net.serving.server_tls import ServerTls, TlsMode
-from lanemq.testing.faulty_disk import FaultyDisk
 
 ANY_PORT = Address("127.0.0.1", 0)
 

@@ -14,13 +14,13 @@ import pytest
 from tests.broker.conftest import Start
 from tests.broker.raw_client import bodies
 from tests.broker.running import ManualClock, RunningBroker
+from tests.faulty_disk import FaultyDisk
 
 from lanemq.broker.storage.checkpoints import INDEXES_EVERY_MS, KEY_INDEX_STEP_BYTES, MAX_POSTPONED_TICKS, Checkpoints
 from lanemq.core.brokering.dedup import ProducerTable
 from lanemq.core.brokering.delay import DelayQueueCursors
 from lanemq.model.errors import StorageError
 from lanemq.model.units import Millis
-from lanemq.testing.faulty_disk import FaultyDisk
 from lanemq.wire.codes import ResponseCode
 
 

@@ -10,11 +10,11 @@ from tests.broker.conftest import Start
 from tests.broker.handlers.test_parking import Owner, fill
 from tests.broker.raw_client import RawClient, bodies
 from tests.broker.running import Gate, ManualClock, RunningBroker
+from tests.faulty_disk import FaultyDisk
 
 from lanemq.core.brokering.dedup import ProducerTable
 from lanemq.log.store import Store
 from lanemq.model.errors import DiskFull, StorageError
-from lanemq.testing.faulty_disk import FaultyDisk
 from lanemq.wire.codes import RequestCode, ResponseCode
 
 FAULTS = {

@@ -1,7 +1,6 @@
 """What `lanemq pipeline` prints about unfinished work: dead letters, pending decisions, refusals."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,12 @@ from tests.pipelines.stages.transitions.pipeline_fixture import Sent
 from lanemq.cli.pipeline.run_output import RunTotals, download_lines
 from lanemq.pipelines import Park, ParquetSink, Pipeline, Project, Topic
 from lanemq.pipelines.batches import Batch, batch_number
-from lanemq.pipelines.checkpoint.checkpoint import Checkpoint, stage_folder
+from lanemq.pipelines.checkpoint.checkpoint import Checkpoint, run_log_of_stage, stage_folder
+from lanemq.pipelines.checkpoint.run_log import RunLog
+from lanemq.pipelines.checkpoint.unit_record import UNIT, UnitRecord, pack_unit
 from lanemq.pipelines.running.progress import AppliedBatch, Progress
+from lanemq.pipelines.stages.cdc.misfits import ColumnMisfits
+from lanemq.pipelines.stages.cdc.replica_state import ReplicaState, pack_replica_state
 
 FAILS = {"n": 1, "fails": 99}
 NUMBERS = {"queue_id": [0] * 3, "queue_offset": [1, 2, 3], "batch": [0] * 3, "waits": [False] * 3}
@@ -28,7 +31,6 @@ def parked(tmp_path: Path) -> pipeline_fixture.Pipeline:
     """A checkpoint in which the keys a and b are parked, with three messages and one."""
     Checkpoint(tmp_path, "orders", NOWHERE).close()
     stage_folder(tmp_path).mkdir(parents=True)
-    shutil.rmtree(stage_folder(tmp_path).parent / "running", ignore_errors=True)  # the stage is driven without a run
     pipeline = pipeline_fixture.Pipeline(stage_folder(tmp_path), on_failure=Park())
     pipeline.process(Sent(0, 0, "a", FAILS), Sent(0, 1, "a", 2), Sent(0, 2, "a", 3), Sent(0, 3, "b", FAILS))
     return pipeline
@@ -132,12 +134,13 @@ def test_status_counts_dead_letters_and_names_their_folder(run: Run, tmp_path: P
 
 @pytest.mark.usefixtures("parked")
 def test_status_has_the_values_that_became_null(run: Run, tmp_path: Path) -> None:
-    known = {"amount": {"type": "double", "first": "'abc'", "count": 3, "batch": 1, "before": 0}}
-    (stage_folder(tmp_path) / "misfits.json").write_text(json.dumps({"misfits": known}))
+    state = pack_replica_state(ReplicaState(misfits={"amount": ColumnMisfits("double", "'abc'", 3)}))
+    log = RunLog(run_log_of_stage(stage_folder(tmp_path)), lambda runs: runs.newest + 1)
+    log.record(UNIT, pack_unit(UnitRecord(0, 1, "", state)))
     shown = run("pipeline", "status", str(tmp_path)).stdout
     assert "3 values of the column amount did not fit double and became null; the first was 'abc'\n" in shown
     found = json.loads(run("pipeline", "status", str(tmp_path), "--json").stdout)
-    assert found["misfits"] == known
+    assert found["misfits"] == {"amount": {"type": "double", "first": "'abc'", "count": 3}}
 
 
 def test_a_run_reports_its_dead_letters_and_their_folder(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
 from lanemq.pipelines import LastState, Project, Transitions
 from lanemq.pipelines.checkpoint.queues import QueueSet
+from lanemq.pipelines.checkpoint.run_log import RunLog
 from lanemq.spark.offsets import Positions
 
 
@@ -22,9 +23,9 @@ def positions(*queues: str) -> Positions:
 
 
 def test_new_queues_of_a_known_topic_are_refused_until_they_are_gone(tmp_path: Path) -> None:
-    path = tmp_path / "queues.json"
-    QueueSet(path, "fail").check(positions("t/b/0", "t/b/1"))
-    again = QueueSet(path, "fail")
+    log = RunLog(tmp_path, lambda runs: 1)
+    QueueSet(log, "fail").check(positions("t/b/0", "t/b/1"))
+    again = QueueSet(log, "fail")
     again.check(positions("t/b/0", "t/b/1"))
     for _ in range(2):
         with pytest.raises(OrderError, match=r"topic t had 2 queues and now has b/2, c/0 too .* on_queue_change"):
@@ -34,9 +35,9 @@ def test_new_queues_of_a_known_topic_are_refused_until_they_are_gone(tmp_path: P
 
 def test_fewer_queues_of_a_known_topic_are_refused(tmp_path: Path) -> None:
     """A topic was created again: its keys are in other queues, where they have no state."""
-    path = tmp_path / "queues.json"
-    QueueSet(path, "fail").check(positions("t/b/0", "t/b/1", "u/b/0"))
-    again = QueueSet(path, "fail")
+    log = RunLog(tmp_path, lambda runs: 1)
+    QueueSet(log, "fail").check(positions("t/b/0", "t/b/1", "u/b/0"))
+    again = QueueSet(log, "fail")
     for _ in range(2):
         with pytest.raises(OrderError, match=r"topic t had 2 queues and b/1 is gone .* on_queue_change"):
             again.check(positions("t/b/0", "u/b/0"))
@@ -44,15 +45,15 @@ def test_fewer_queues_of_a_known_topic_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_new_topic_of_a_pattern_is_accepted_and_remembered(tmp_path: Path) -> None:
-    known = QueueSet(tmp_path / "queues.json", "fail")
+    known = QueueSet(RunLog(tmp_path, lambda runs: 1), "fail")
     known.check(positions("t/b/0"))
     known.check(positions("t/b/0", "u/b/0"))
     with pytest.raises(OrderError, match="topic u had 1 queues"):
-        QueueSet(tmp_path / "queues.json", "fail").check(positions("t/b/0", "u/b/0", "u/b/1"))
+        QueueSet(RunLog(tmp_path, lambda runs: 1), "fail").check(positions("t/b/0", "u/b/0", "u/b/1"))
 
 
 def test_continue_accepts_new_queues_with_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    known = QueueSet(tmp_path / "queues.json", "continue")
+    known = QueueSet(RunLog(tmp_path, lambda runs: 1), "continue")
     known.check(positions("t/b/0"))
     with caplog.at_level(logging.WARNING):
         known.check(positions("t/b/0", "t/b/1"))
@@ -60,7 +61,7 @@ def test_continue_accepts_new_queues_with_one_warning(tmp_path: Path, caplog: py
         known.check(positions("t/b/1"))
         known.check(positions("t/b/1"))
     assert [record.getMessage().count("continuing") for record in caplog.records] == [1, 1]
-    QueueSet(tmp_path / "queues.json", "fail").check(positions("t/b/1"))
+    QueueSet(RunLog(tmp_path, lambda runs: 1), "fail").check(positions("t/b/1"))
 
 
 def test_only_stages_that_depend_on_queues_check_them() -> None:

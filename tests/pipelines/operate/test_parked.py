@@ -1,6 +1,5 @@
 """`lanemq.pipelines.parked`: held and parked keys, from Python."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ def stopped(folder: Path, policy: Any) -> pipeline_fixture.Pipeline:
     """A checkpoint in which key a is held or parked with two messages, and key b with one."""
     Checkpoint(folder, "orders").close()
     stage_folder(folder).mkdir(parents=True)
-    shutil.rmtree(stage_folder(folder).parent / "running", ignore_errors=True)  # the stage is driven without a run
     pipeline = pipeline_fixture.Pipeline(stage_folder(folder), on_failure=policy)
     pipeline.process(Sent(0, 0, "a", FAILS), Sent(0, 1, "a", 2), Sent(0, 2, "b", FAILS), Sent(0, 3, "c", 4))
     return pipeline

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from lanemq.checker.command import check
 from lanemq.model.errors import InvalidOption, SinkFenced, StateLost
 from lanemq.pipelines.batches import Batch, batch_number, start_of
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
+from lanemq.pipelines.checkpoint.units import Units
 from lanemq.pipelines.ports import Results, SinkRun
 from lanemq.pipelines.running.batch_processor import BatchProcessor
 from lanemq.pipelines.running.effect_history import EffectHistory
@@ -114,7 +115,6 @@ def test_a_crash_before_the_sinks_commit_repeats_the_batch(fixture: ProcessorFix
     def crash(batch: Batch) -> None:
         raise OSError("power cut")
 
-    nothing: Callable[[Batch], None] = lambda batch: None  # noqa: E731
     if where == "run":
         fixture.stage.before_run = crash
     else:
@@ -180,7 +180,8 @@ def test_without_numbers_retry_passes_wait_for_the_next_batch(
     fixture: ProcessorFixture, caplog: pytest.LogCaptureFixture
 ) -> None:
     processor = fixture.start()
-    (fixture.folder / "lanemq" / "retry_pass").write_text(str(batch_number(5) - 1))
+    fixture.sink.numbers.append(batch_number(5) - 1)
+    processor = fixture.start()
     fixture.stage.waiting.append(Results(rows_of(ROW)))
     with caplog.at_level(logging.WARNING):
         assert (processor.process_retry_pass(4), processor.process_retry_pass(4)) == (None, None)
@@ -188,24 +189,61 @@ def test_without_numbers_retry_passes_wait_for_the_next_batch(
     assert processor.process_retry_pass(5) is not None
 
 
-def test_an_interrupted_retry_pass_is_finished_under_its_number(fixture: ProcessorFixture) -> None:
-    fixture.stage.unfinished = batch_number(4, 2)
-    fixture.stage.waiting.append(Results(rows_of(ROW)))
+def test_an_interrupted_retry_pass_is_completed_under_its_number(fixture: ProcessorFixture) -> None:
+    """A step that answers differently the second time would leave a message in the table and in the dead letters."""
+    fixture.stage.waiting += [Results(rows_of(ROW)), Results(rows_of(("t", 0, 6, "k")))]
+    fixture.sink.before_write = power_cut
+    with pytest.raises(OSError, match="power cut"):
+        fixture.start().process_retry_pass(4)
+    fixture.sink.before_write = nothing
     done = fixture.start().finish_retry_pass()
     assert done is not None
-    assert fixture.sink.numbers == [batch_number(4, 2)]
+    assert (fixture.sink.numbers, fixture.sink.rows) == ([batch_number(4, 1)], [ROW])
     assert fixture.start().finish_retry_pass() is None
 
 
-def test_an_interrupted_retry_pass_that_the_sink_has_is_not_run_again(fixture: ProcessorFixture) -> None:
-    """A step that answers differently the second time would leave a message in the table and in the dead letters."""
-    fixture.sink.numbers.append(batch_number(4, 2))
-    fixture.stage.unfinished = batch_number(4, 2)
-    fixture.stage.waiting.append(Results(rows_of(), rows_of(ROW)))
-    done = fixture.start().finish_retry_pass()
-    assert done is not None
-    assert done.repeated
-    assert fixture.steps == [f"finished {batch_number(4, 2)}"]
+def test_an_interrupted_retry_pass_that_the_sink_has_is_not_applied_again(fixture: ProcessorFixture) -> None:
+    fixture.stage.waiting += [Results(rows_of(ROW))]
+    fixture.sink.after_write = power_cut
+    with pytest.raises(OSError, match="power cut"):
+        fixture.start().process_retry_pass(4)
+    fixture.sink.after_write = nothing
+    processor = fixture.start()
+    assert (processor.finish_retry_pass(), fixture.sink.numbers) == (None, [batch_number(4, 1)])
+    assert list((fixture.folder / "lanemq" / "decided").iterdir()) == []
+
+
+def test_no_retry_pass_is_due_while_a_decided_batch_is_not_complete(fixture: ProcessorFixture) -> None:
+    fixture.stage.waiting.append(Results(rows_of(ROW)))
+    fixture.sink.before_write = power_cut
+    with pytest.raises(OSError, match="power cut"):
+        batch(fixture.start(), 5)
+    processor = fixture.start()
+    assert (processor.due(), processor.process_due()) == (None, None)
+    fixture.sink.before_write = nothing
+    batch(processor, 5)
+    assert processor.due() == 0
+
+
+def test_a_batch_that_retry_passes_followed_is_not_run_again(fixture: ProcessorFixture) -> None:
+    """The driver died before Spark recorded the batch, but the sinks had its rows and a retry pass followed."""
+    fixture.sink.numbers_known = False
+    fixture.stage.waiting.append(Results(rows_of(ROW)))
+    processor = fixture.start()
+    batch(processor, 5)
+    assert processor.process_retry_pass(5) is not None
+    processor = fixture.start()
+    fixture.steps.clear()
+    assert batch(processor, 5).repeated
+    assert fixture.steps == [f"finished {batch_number(5)}"]
+
+
+def test_state_that_is_far_ahead_of_the_batch_is_refused(fixture: ProcessorFixture) -> None:
+    """Spark's part of the checkpoint was deleted: treating its first batch as a repeat would lose messages."""
+    fixture.sink.numbers_known = False
+    batch(fixture.start(), 5)
+    with pytest.raises(StateLost, match="already that of batch 5"):
+        batch(fixture.start(), 3)
 
 
 def test_redriven_dead_letters_are_not_in_the_history(fixture: ProcessorFixture, tmp_path: Path) -> None:
@@ -218,7 +256,7 @@ def test_redriven_dead_letters_are_not_in_the_history(fixture: ProcessorFixture,
     fixture.sink.before_write = power_cut
     with pytest.raises(OSError, match="power cut"):
         processor.process_retry_pass(4)
-    fixture.sink.before_write, fixture.stage.unfinished = lambda batch: None, batch_number(4, 2)
+    fixture.sink.before_write = nothing
     assert fixture.start().finish_retry_pass() is not None
     fixture.crash()
     assert fixture.sink.rows == [newer, ROW, ("t", 0, 7, "k")]
@@ -230,14 +268,22 @@ def power_cut(batch: Batch) -> None:
     raise OSError("power cut")
 
 
-def test_the_history_has_each_effect_once(fixture: ProcessorFixture, tmp_path: Path) -> None:
+def nothing(batch: Batch) -> None:
+    """The power is back."""
+
+
+def test_the_history_has_each_effect_once(
+    fixture: ProcessorFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """If the sink already had the batch, nothing is recorded: the history would show the effect twice."""
     fixture.history = tmp_path / "history"
     fixture.stage.waiting += [Results(rows_of(ROW, ROW, ("t", 0, 6, "k")))]
+    fixture.sink.numbers_known = False
     processor = fixture.start()
-    assert processor.process_retry_pass(4) is not None
-    fixture.stage.unfinished = batch_number(4, 1)
-    fixture.stage.waiting += [Results(rows_of(ROW, ("t", 0, 6, "k")))]
+    with monkeypatch.context() as patched:
+        patched.setattr(Units, "complete", power_cut)
+        with pytest.raises(OSError, match="power cut"):
+            processor.process_retry_pass(4)
     done = fixture.start().finish_retry_pass()
     assert done is not None
     assert done.repeated

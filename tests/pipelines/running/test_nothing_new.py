@@ -19,7 +19,9 @@ from lanemq.client.producer.producer import Producer
 from lanemq.files import remove_tree
 from lanemq.pipelines import DeltaSink, ForeachSink, LastState, Pipeline, Project, Topic, Transitions
 from lanemq.pipelines.batches import Batch, batch_number
-from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
+from lanemq.pipelines.checkpoint.checkpoint import Checkpoint, run_log_folder
+from lanemq.pipelines.checkpoint.run_log import RunLog
+from lanemq.pipelines.checkpoint.unit_record import UNIT, DecidedRows, UnitRecord, pack_unit
 from lanemq.pipelines.ports import Append, FileRows, Results, SinkRun, Stage
 from lanemq.pipelines.running import program
 from lanemq.spark.offsets import to_json
@@ -207,7 +209,7 @@ def test_a_pipeline_that_ran_is_still_the_same_declaration(place: Place) -> None
     [
         lambda place: shutil.copy(place.checkpoint / "offsets" / "2", place.checkpoint / "offsets" / "3"),
         lambda place: remove_tree(place.folder / "table"),
-        lambda place: (place.checkpoint / "lanemq" / "decided" / str(batch_number(2) + 1)).mkdir(parents=True),
+        lambda place: _decide(place.checkpoint, batch_number(2) + 1),
         _with_transitions,
         _created_again,
         _restored,
@@ -219,10 +221,19 @@ def test_in_every_doubt_spark_is_started(place: Place, doubt: Callable[[Place], 
     assert place.starts_spark()
 
 
+def _record(checkpoint: Path, name: str, content: bytes) -> None:
+    RunLog(run_log_folder(checkpoint), lambda runs: runs.newest + 1).record(name, content)
+
+
+def _decide(checkpoint: Path, number: int) -> None:
+    rows = DecidedRows("", "", (), (), {})
+    _record(checkpoint, UNIT, pack_unit(UnitRecord(number, 1, "", "", decided=rows)))
+
+
 def _unknowing(place: Place) -> Pipeline:
     """A sink that cannot say which batches it has."""
     pipeline = replace(place.pipeline, sink=ForeachSink(_nowhere))
-    (place.checkpoint / "lanemq" / "declaration").write_text(pipeline.fingerprint)
+    _record(place.checkpoint, "declaration", pipeline.fingerprint.encode())
     return pipeline
 
 
@@ -231,8 +242,8 @@ def _unknowing(place: Place) -> Pipeline:
     [
         (lambda folder: None, False),
         (lambda folder: (folder / "commits" / "2").unlink(), True),
-        (lambda folder: (folder / "lanemq" / "decided" / str(batch_number(2))).mkdir(parents=True), False),
-        (lambda folder: (folder / "lanemq" / "decided" / str(batch_number(2) + 1)).mkdir(parents=True), True),
+        (lambda folder: _decide(folder, batch_number(2)), False),
+        (lambda folder: _decide(folder, batch_number(2) + 1), True),
     ],
     ids=["all done", "written, not recorded", "decided and done", "decided, not written"],
 )

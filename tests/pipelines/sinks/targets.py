@@ -30,6 +30,7 @@ from lanemq.pipelines import (
     read_table,
 )
 from lanemq.pipelines.batches import Batch, Runs
+from lanemq.pipelines.checkpoint.run_log import RunLog
 from lanemq.pipelines.ports import DELETED, SEQUENCE, Append, FileRows, Merge, RowFile, SinkRun, TableRows
 from lanemq.pipelines.sinks.iceberg_table import open_catalog
 from lanemq.pipelines.sinks.sql import SqlSink
@@ -92,10 +93,11 @@ class SteppedParquet(Steps, ParquetSink):
         if moves:
             self.reached("placed")
 
-    def _fence(self, *args: Any) -> None:
-        self.reached("about to fence")
-        super()._fence(*args)
-        self.reached("fenced")
+    def _begin_run(self, *args: Any) -> RunLog:
+        self.reached("about to begin")
+        log = super()._begin_run(*args)
+        self.reached("begun")
+        return log
 
 
 class SteppedIceberg(Steps, IcebergSink):

@@ -6,6 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from lanemq.pipelines.checkpoint.decisions import Decisions
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StringType, StructField, StructType
 from tests.pipelines.sinks.conftest import MERGING
@@ -13,7 +14,6 @@ from tests.pipelines.sinks.targets import CHANGES, KEYED, QUERY, Change, Died, T
 from tests.pipelines.sinks.test_kept import SCHEMA, rows
 
 from lanemq.pipelines import ForeachSink, ParquetSink, TopicSink
-from lanemq.pipelines.checkpoint.decisions import Decisions
 from lanemq.pipelines.ports import SEQUENCE, Results, TableRows
 
 merging = pytest.mark.parametrize("target", MERGING, indirect=True)

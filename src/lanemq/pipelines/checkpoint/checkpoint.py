@@ -5,17 +5,18 @@
     <checkpoint>/lanemq/                  the pipeline's own part
         pipeline.json                     the identity
         declaration                       a hash of the declaration that the last start accepted
-        lock, epoch                       on a local disk: the running process, the epochs of all runs
-        epochs/<n>, plans/<batch>         elsewhere: the epochs of all runs after start n, copies of Spark's plans
-        running/                          what fences older runs, see fencing.py
-        stage/, decided/                  the stage's state, and decided batches
+        lock                              on a local disk: the running process
+        log/<n>                           the runs, and what they have recorded: declaration, queues, the last unit of
+                                          work with the stage's state; see run_log.py and units.py
+        plans/<batch>                     on other stores: copies of Spark's plans
+        stage/, decided/                  files of the stage, and rows of a decided unit of work
 
 On a local disk a lock refuses a second run, and the death of the process frees it. HDFS and object stores have no such
 lock: there the run that starts last replaces the others, which can change nothing from then on.
 
 Invariants: one run at a time may change a checkpoint, and no lock outlives its process; a checkpoint belongs to one
-pipeline; every start has a higher epoch than all before, which no copy of the checkpoint shares; the number of a
-retry pass is never given to other work; a run that was replaced changes no state.
+pipeline; every start has a higher epoch than all before, which no copy of the checkpoint shares; a run that was
+replaced changes no state.
 """
 
 import fcntl
@@ -32,26 +33,17 @@ from typing import Final
 
 from lanemq.clock import Clock, SystemClock
 from lanemq.files import RemotePath, StorePath, create, sync, write_durably
-from lanemq.model.errors import CheckpointInUse, InvalidOption, SinkFenced, StateLost, UsageError
-from lanemq.pipelines.batches import (
-    NUMBERS_PER_BATCH,
-    Runs,
-    batch_number,
-    epoch_of_start,
-    read_runs,
-    run_name,
-    start_of,
-)
-from lanemq.pipelines.checkpoint.fencing import read_fenced, take_over, write_as
+from lanemq.model.errors import CheckpointInUse, InvalidOption, StateLost, UsageError
+from lanemq.pipelines.batches import Runs, epoch_of_start, start_of
+from lanemq.pipelines.checkpoint.run_log import RunLog, read_log
 from lanemq.spark.offsets import OffsetJson, Positions, from_json
 
 OWN_FOLDER: Final = "lanemq"
 """The pipeline's own folder, beside Spark's."""
 MAX_LOCK_ATTEMPTS: Final = 4
 """With 50 ms between them, because `holder_of` takes the lock for a moment to look at it."""
-KEPT_EPOCHS: Final = 5
-"""Files of epochs that are kept on a remote store. Each holds all epochs, so only the last is needed."""
 KEPT_PLANS: Final = 3
+_DECLARATION: Final = "declaration"
 
 
 class Checkpoint:
@@ -74,12 +66,7 @@ class Checkpoint:
         self._lock = lock or CheckpointLock(folder, clock)
         try:
             self.query = self._identify(name, source or {})
-            self.runs = _begin_run(self._own)
-            self.epoch = self.runs.newest
-            take_over(self._own, self.epoch)
-            if isinstance(folder, RemotePath):
-                # A newer run that has not seen this one in `running` has its epoch on record by now.
-                self.refuse_if_replaced()
+            self.run_log = RunLog(run_log_folder(folder), _next_epoch)
         except BaseException:
             self.close()
             raise
@@ -93,40 +80,22 @@ class Checkpoint:
         return dead_letters_folder(self.folder)
 
     @property
-    def decisions_folder(self) -> StorePath:
-        return decisions_folder(self.folder)
+    def decided_folder(self) -> StorePath:
+        """The rows of decided units of work."""
+        return self._own / "decided"
 
     @property
-    def queues_file(self) -> StorePath:
-        """The queues that the stage's state belongs to."""
-        return self._own / "queues.json"
+    def runs(self) -> Runs:
+        """The runs so far, this one last."""
+        return self.run_log.runs
+
+    @property
+    def epoch(self) -> int:
+        return self.run_log.epoch
 
     def record_declaration(self, fingerprint: str) -> None:
         """Record what was declared, after stage and sink have accepted it."""
-        self.write(self._own / "declaration", fingerprint.encode())
-
-    def refuse_if_replaced(self) -> None:
-        """`SinkFenced` if another run was started: on a remote store, or on a disk whose locks do not hold."""
-        newest = _read_epochs(self._own).newest
-        if newest != self.epoch:
-            raise SinkFenced(
-                f"run {run_name(self.epoch)} of checkpoint {self.folder} was replaced by run {run_name(newest)}: "
-                f"the older run may decide nothing more; stop it"
-            )
-
-    def write(self, path: StorePath, content: bytes) -> None:
-        """Write a file of the pipeline's own part; `SinkFenced` if the run was replaced."""
-        write_as(self.epoch, self.stage_folder, path, content)
-
-    def next_retry_pass(self, spark_batch: int) -> int | None:
-        """A number for a retry pass after this Spark batch, never given before; None if there are no more."""
-        path = self._own / "retry_pass"
-        last = _read_number(path)
-        number = last + 1 if last // NUMBERS_PER_BATCH == spark_batch else batch_number(spark_batch, 1)
-        if number // NUMBERS_PER_BATCH != spark_batch:
-            return None
-        self.write(path, str(number).encode())
-        return number
+        self.run_log.record(_DECLARATION, fingerprint.encode())
 
     def close(self) -> None:
         """Release the checkpoint. May be called again."""
@@ -151,9 +120,14 @@ def stage_folder(checkpoint: StorePath) -> StorePath:
     return checkpoint / OWN_FOLDER / "stage"
 
 
-def decisions_folder(checkpoint: StorePath) -> StorePath:
-    """Where batches are decided."""
-    return checkpoint / OWN_FOLDER / "decided"
+def run_log_folder(checkpoint: StorePath) -> StorePath:
+    """Where runs record what only the newest of them may change."""
+    return checkpoint / OWN_FOLDER / "log"
+
+
+def run_log_of_stage(stage: StorePath) -> StorePath:
+    """The log of the checkpoint that a stage's folder is part of."""
+    return stage.parent / "log"
 
 
 def dead_letters_folder(checkpoint: StorePath) -> StorePath:
@@ -186,10 +160,8 @@ def identity_of(folder: StorePath) -> CheckpointIdentity | None:
 
 def declaration_of(folder: StorePath) -> str | None:
     """The fingerprint of the declaration that the last start accepted; None before the first."""
-    try:
-        return read_fenced(folder / OWN_FOLDER / "declaration").decode("ascii")
-    except FileNotFoundError:
-        return None
+    recorded = read_log(run_log_folder(folder)).records.get(_DECLARATION)
+    return None if recorded is None else recorded.decode("ascii")
 
 
 def need_identity(folder: StorePath) -> CheckpointIdentity:
@@ -227,10 +199,10 @@ def _refuse_parts(folder: StorePath, identified: bool) -> None:
     spark = SparkLog(folder)
     planned, done = spark.planned(), spark.done()
     # Another run may create both in between, the identity first, so the identity is looked for again.
-    if not identified and _read_epochs(folder / OWN_FOLDER).epochs and identity_of(folder) is None:
-        missing, proof = f"{OWN_FOLDER}/pipeline.json", f"{OWN_FOLDER}/epoch is there"
-    elif identified and planned is not None and not _read_epochs(folder / OWN_FOLDER).epochs:
-        missing, proof = f"{OWN_FOLDER}/epoch", f"batch {planned} was planned"
+    if not identified and read_log(run_log_folder(folder)).runs.epochs and identity_of(folder) is None:
+        missing, proof = f"{OWN_FOLDER}/pipeline.json", f"{OWN_FOLDER}/log is there"
+    elif identified and planned is not None and not read_log(run_log_folder(folder)).runs.epochs:
+        missing, proof = f"{OWN_FOLDER}/log", f"batch {planned} was planned"
     elif identified and done is not None and (planned is None or planned < done):
         missing, proof = f"offsets/{done}", f"batch {done} is done"
     elif identified and planned and not spark.is_planned(planned - 1):
@@ -247,50 +219,12 @@ def _refuse_parts(folder: StorePath, identified: bool) -> None:
 
 def epoch_of(folder: StorePath) -> int:
     """How often the pipeline was started."""
-    return start_of(_read_epochs(folder / OWN_FOLDER).newest)
+    return start_of(read_log(run_log_folder(folder)).runs.newest)
 
 
-def _begin_run(own_folder: StorePath) -> Runs:
-    """Record the epoch of a new run, which is higher than all before. Returns all of them."""
-    while True:
-        former = _read_epochs(own_folder)
-        start = start_of(former.newest) + 1
-        runs = former.with_next(epoch_of_start(start, int.from_bytes(os.urandom(4))))
-        content = runs.text().encode()
-        if not isinstance(own_folder, RemotePath):  # the lock is held
-            write_durably(own_folder / "epoch", content)
-            return runs
-        if create(own_folder / "epochs" / _epochs_name(start), content):  # False: another run starts at this moment
-            (own_folder / "epochs" / _epochs_name(start - KEPT_EPOCHS)).unlink(missing_ok=True)
-            return runs
-
-
-def _epochs_name(start: int) -> str:
-    return f"{start:012}"
-
-
-def _read_epochs(own_folder: StorePath) -> Runs:
-    path = own_folder / "epoch"
-    if isinstance(own_folder, RemotePath):
-        last = max((each.name for each in (own_folder / "epochs").glob("[0-9]*")), default=None)
-        if last is None:
-            return Runs(())
-        path = own_folder / "epochs" / last
-    try:
-        return read_runs(path.read_bytes().decode("ascii"))
-    except FileNotFoundError:
-        return Runs(())
-    except ValueError as error:
-        raise StateLost(f"{path} holds no number: restore the checkpoint from a copy") from error
-
-
-def _read_number(path: StorePath) -> int:
-    try:
-        return int(read_fenced(path))
-    except FileNotFoundError:
-        return 0
-    except ValueError as error:
-        raise StateLost(f"{path} holds no number: restore the checkpoint from a copy") from error
+def _next_epoch(runs: Runs) -> int:
+    """The epoch of a new run, which is higher than all before."""
+    return epoch_of_start(start_of(runs.newest) + 1, int.from_bytes(os.urandom(4)))
 
 
 def holder_of(folder: StorePath) -> str | None:

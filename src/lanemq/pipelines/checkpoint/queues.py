@@ -10,15 +10,16 @@ from typing import Final
 
 import msgspec
 
-from lanemq.files import StorePath, write_durably
 from lanemq.model.errors import InvalidOption, OrderError
-from lanemq.pipelines.checkpoint.fencing import Write, read_fenced_json
+from lanemq.pipelines.checkpoint.run_log import RunLog
 from lanemq.pipelines.ports import OnQueueChange
 from lanemq.spark.offsets import Positions
 
 log = logging.getLogger(__name__)
 
 _CHOICES: Final = ("fail", "continue")
+_QUEUES: Final = "queues"
+"""The record's name in the run log."""
 
 
 class _Queues(msgspec.Struct, frozen=True):
@@ -29,22 +30,21 @@ class _Queues(msgspec.Struct, frozen=True):
 class QueueSet:
     """The known queues of one checkpoint."""
 
-    def __init__(self, path: StorePath, on_change: OnQueueChange, write: Write = write_durably) -> None:
-        self._path = path
-        self._write = write
+    def __init__(self, log: RunLog, on_change: OnQueueChange) -> None:
+        self._log = log
         self._on_change = on_change
-        self._known: dict[str, list[str]] | None = None
 
     def check(self, positions: Positions) -> None:
         """`OrderError` if a known topic has other queues. New topics are accepted, and topics that are gone."""
-        known, found = self._read(), _by_topic(positions)
+        recorded = self._log.records.get(_QUEUES)
+        known = {} if recorded is None else msgspec.json.decode(recorded, type=_Queues).topics
+        found = _by_topic(positions)
         changed = [topic for topic, names in found.items() if {*names} != {*known.get(topic, ())}]
         for topic in changed:
             if topic in known:
                 self._warn_or_refuse(topic, known[topic], found[topic])
         if changed:
-            self._known = known | found
-            self._write(self._path, msgspec.json.encode(_Queues(self._known)))
+            self._log.record(_QUEUES, msgspec.json.encode(_Queues(known | found)))
 
     def _warn_or_refuse(self, topic: str, before: list[str], now: list[str]) -> None:
         more, gone = [name for name in now if name not in before], [name for name in before if name not in now]
@@ -63,11 +63,6 @@ class QueueSet:
             f"{what}. Give the topic its former queues again, or begin with an empty checkpoint and table; if no key "
             f"has moved, or a moved key may begin anew, set on_queue_change='continue'"
         )
-
-    def _read(self) -> dict[str, list[str]]:
-        if self._known is None:
-            self._known = read_fenced_json(self._path, _Queues).topics if self._path.exists() else {}
-        return self._known
 
 
 def check_on_queue_change(value: str) -> OnQueueChange:

@@ -21,12 +21,13 @@ import msgspec
 from lanemq.clock import wall_time
 from lanemq.files import StorePath, locate
 from lanemq.model.errors import StateLost, UsageError
-from lanemq.pipelines.checkpoint.checkpoint import need_identity, stage_folder
+from lanemq.pipelines.checkpoint.checkpoint import need_identity, run_log_of_stage, stage_folder
+from lanemq.pipelines.checkpoint.unit_record import state_after_last_unit
+from lanemq.pipelines.stages.transitions.manifest import EMPTY, Manifest, read_manifest
 from lanemq.pipelines.stages.transitions.messages import WaitingMessage
 from lanemq.pipelines.stages.transitions.operator_requests import pending_requests, request_discard, request_redrive
-from lanemq.pipelines.stages.transitions.shard import START, KeyLane, ShardFiles, WaitReason, key_of, read_plain
+from lanemq.pipelines.stages.transitions.shard import KeyLane, ShardFiles, WaitReason, key_of, read_plain
 from lanemq.pipelines.stages.transitions.timers import Timer
-from lanemq.pipelines.stages.transitions.unit_log import Manifest, UnitLog
 
 if TYPE_CHECKING:  # it needs PySpark
     from lanemq.pipelines.pipeline import Pipeline
@@ -197,15 +198,15 @@ def show(folder: StorePath, key: str) -> list[LaneState]:
 
 def read_newest(folder: StorePath, read: Callable[[Manifest], Iterable[T]]) -> list[T]:
     """What `read` returns for the newest manifest. If a running pipeline removes its files, there is a newer one."""
-    unit_log, failed = UnitLog(folder), None
+    failed = EMPTY
     while True:
-        number = max(unit_log.manifests(), default=START)
+        manifest = read_manifest(state_after_last_unit(run_log_of_stage(folder)))
         try:
-            return list(read(unit_log.manifest(number)))
+            return list(read(manifest))
         except StateLost:
-            if number == failed:
+            if manifest == failed:
                 raise
-            failed = number
+            failed = manifest
 
 
 def _waiting(folder: StorePath, manifest: Manifest) -> Iterator[HeldLane]:

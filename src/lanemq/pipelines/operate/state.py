@@ -19,8 +19,8 @@ from lanemq.clock import wall_time
 from lanemq.files import StorePath
 from lanemq.pipelines.checkpoint.checkpoint import stage_folder
 from lanemq.pipelines.operate.parked import LaneState, parked, read_newest
+from lanemq.pipelines.stages.transitions.manifest import Manifest
 from lanemq.pipelines.stages.transitions.shard import KeyLane, ShardFiles, key_of, read_plain
-from lanemq.pipelines.stages.transitions.unit_log import Manifest
 
 if TYPE_CHECKING:  # it needs PySpark
     from lanemq.pipelines.pipeline import Pipeline

@@ -16,7 +16,8 @@ from lanemq.model.units import Millis
 from lanemq.pipelines.checkpoint.checkpoint import SparkLog, epoch_of, holder_of, need_identity, stage_folder
 from lanemq.pipelines.operate.dead_letters import DeadLetterCount, count_dead_letters
 from lanemq.pipelines.operate.parked import ParkedLanes, WaitingKey
-from lanemq.pipelines.stages.cdc.misfits import ColumnMisfits, read_misfits
+from lanemq.pipelines.stages.cdc.misfits import ColumnMisfits
+from lanemq.pipelines.stages.cdc.replica_state import read_misfits
 from lanemq.pipelines.stages.transitions.operator_requests import Redrives
 from lanemq.spark.lag import LagAges, QueueLag, lag_between
 from lanemq.spark.options import SECURITY_OPTIONS, parse_read_options

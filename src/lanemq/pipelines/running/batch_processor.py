@@ -1,10 +1,10 @@
 """Takes each batch through the stage and the sinks, in an order that survives a crash at any point.
 
 Invariants:
-- If a batch needs more than one commit, its rows are decided on disk before the first, and a decided batch is completed
-  and never run again.
-- The stage's state and the dead letters are durable before the sink has the batch, and Spark records it after that. So
-  a sink that has a batch proves that all of it is done, and the batch is not run again.
+- The record of a batch is on disk before its first commit: the stage's state and, if it needs more than one commit, its
+  rows. Such a batch is completed as it was decided and never run again.
+- The record and the dead letters are durable before the sink has the batch, and Spark records it after that. So a sink
+  that has a batch proves that all of it is done, and the batch is not run again.
 - A checkpoint that is older than its sink is refused, because its batches would be taken for applied ones. So is a sink
   that lacks batches which are done, because they would never come again.
 - What Spark planned is on the disk before anything is committed.
@@ -13,6 +13,7 @@ Invariants:
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Literal
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
@@ -20,10 +21,11 @@ from pyspark.sql.types import StructType
 from lanemq.clock import Clock, SystemClock, wall_time
 from lanemq.model.errors import StateLost
 from lanemq.model.units import Millis
-from lanemq.pipelines.batches import Batch, batch_number, dead_letter_query
+from lanemq.pipelines.batches import NUMBERS_PER_BATCH, Batch, batch_number, dead_letter_query
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
-from lanemq.pipelines.checkpoint.decisions import Decisions
 from lanemq.pipelines.checkpoint.queues import QueueSet
+from lanemq.pipelines.checkpoint.unit_record import UnitRecord
+from lanemq.pipelines.checkpoint.units import Units
 from lanemq.pipelines.ports import DEAD_LETTER_SCHEMA, Append, FileRows, Merge, Results, Sink, SinkRun, Stage
 from lanemq.pipelines.running.batch_trace import BatchTracing
 from lanemq.pipelines.running.effect_history import EffectHistory
@@ -65,9 +67,9 @@ class BatchProcessor:
         self._sink = sink
         self._dead_letters = dead_letters
         self._checkpoint = checkpoint
-        self._decisions = Decisions(checkpoint.decisions_folder, grows=stage.evolves, write=checkpoint.write)
+        self._units = Units(checkpoint.run_log, checkpoint.decided_folder, grows=stage.evolves)
         on_change = stage.on_queue_change
-        self._queues = None if on_change is None else QueueSet(checkpoint.queues_file, on_change, checkpoint.write)
+        self._queues = None if on_change is None else QueueSet(checkpoint.run_log, on_change)
         self._effects = effects
         self._clock = clock or SystemClock()
         self._whole = whole
@@ -78,8 +80,8 @@ class BatchProcessor:
         self._settings = settings or {}
         self._applied: int | None = None
         """The last batch that the sink had when this run opened it."""
-        self._spare: int | None = None
-        """The number of a retry pass that turned out not to be needed."""
+        self._last = -1
+        """The last unit of work that is complete, as far as the sink and the checkpoint can tell."""
         self._warned_full = False
         self._opened: list[Sink] = []
 
@@ -101,13 +103,13 @@ class BatchProcessor:
         self._applied = self._sink.applied(query, self._settings)
         self._refuse_older_checkpoint()
         self._refuse_lost_batches(self._checkpoint.log.done(), self._applied)
-        self._decisions.open()
-        # A retry pass must start from the state of decided batches, so they are settled before any.
-        for number in self._forget(self._is_over):
-            batch = self._batch(number)
-            decided = self._find_decision(batch)
-            if decided.state:
-                self._stage.settle(batch, decided.state)
+        self._units.open(self._is_over)
+        if (pending := self._units.pending) is not None:
+            self._decided(self._batch(pending.number))  # refuse here what does not fit
+            self._last = pending.number - 1
+        else:
+            self._last = max(-1 if number is None else number for number in (self._applied, self._units.last))
+        self._stage.continue_from(self._units.state)
 
     def _open_sink(
         self, sink: Sink, spark: SparkSession, query: str, pipeline: str, schema: StructType, how: Append | Merge
@@ -126,22 +128,22 @@ class BatchProcessor:
     def process_batch(self, messages: DataFrame, spark_batch: int) -> AppliedBatch:
         """Take a Spark batch through the stage and the sinks, unless the sink has it."""
         batch = self._batch(batch_number(spark_batch))
+        self._refuse_newer_state(batch)
         applied = self._applied_before(batch) or self._process(batch, lambda: self._compute(messages, batch))
         assert applied is not None, "only a retry pass may have nothing to do"
         return applied
 
     def finish_retry_pass(self) -> AppliedBatch | None:
-        """Process the retry pass that a crash interrupted, if there is one. Called before the query starts."""
-        number = self._stage.unfinished_retry_pass()
-        if number is None:
+        """Complete the retry pass that a crash interrupted, if it was decided. Called before the query starts."""
+        pending = self._units.pending
+        if pending is None:
             return None
-        batch = self._batch(number)
-        # The state of a pass that the sink has was settled before. If computed again, a step might answer differently.
-        return self._applied_before(batch) or self._process(batch, lambda: self._stage.process_retry_pass(batch))
+        batch = self._batch(pending.number)
+        return self._process(batch, lambda: None) if batch.is_retry_pass else None
 
     def due(self) -> float | None:
-        """Seconds until a retry pass should start; None if nothing waits."""
-        return self._stage.due(wall_time(self._clock.wall()))
+        """Seconds until a retry pass should start; None if nothing waits, or a decided batch must come first."""
+        return None if self._units.pending is not None else self._stage.due(wall_time(self._clock.wall()))
 
     def process_due(self) -> AppliedBatch | None:
         """Process a retry pass if one is due, before the query starts: a batch may need an operator's request."""
@@ -154,14 +156,11 @@ class BatchProcessor:
         if number is None:
             return None
         batch = self._batch(number)
-        applied = self._process(batch, lambda: self._stage.process_retry_pass(batch))
-        if applied is None:
-            self._spare = number
-        return applied
+        return self._process(batch, lambda: self._stage.process_retry_pass(batch))
 
     def _applied_before(self, batch: Batch) -> AppliedBatch | None:
-        """The batch, if the sink had it when this run opened it."""
-        if self._applied is None or self._applied < batch.number:
+        """The batch, if it is complete. Retry passes may have followed it, although Spark has not recorded it."""
+        if self._last < batch.number:
             return None
         log.info("the sink already has %s: it is not applied again", batch)
         self._stage.finished(batch)
@@ -172,15 +171,13 @@ class BatchProcessor:
         return self._tracing.run(batch, lambda: self._process_now(batch, compute))
 
     def _process_now(self, batch: Batch, compute: Callable[[], Results | None]) -> AppliedBatch | None:
-        began = self._clock.now()
-        kept = self._forget(lambda number: number < batch.number)
-        decided = self._find_decision(batch) if batch.number in kept else None
-        if decided is not None:
+        began, pending = self._clock.now(), self._units.pending
+        if pending is not None:
             log.info("an earlier attempt decided %s: it is completed, not computed again", batch)
-        results = compute() if decided is None else decided
+        results = self._decided(batch) if pending is not None else compute()
         if results is None:
             return None
-        results = self._make_durable(batch, results, is_decided=decided is not None)
+        results = self._make_durable(batch, results, is_decided=pending is not None)
         return self._apply(batch, results, began)
 
     def _compute(self, messages: DataFrame, batch: Batch) -> Results:
@@ -191,22 +188,30 @@ class BatchProcessor:
     def _make_durable(self, batch: Batch, results: Results, *, is_decided: bool) -> Results:
         """Put on disk what must be there before the first sink has the batch; returns the results to apply.
 
-        That is Spark's plan, the decision if two commits follow, and the stage's state.
+        That is Spark's plan and the record of the unit.
         """
-        self._checkpoint.refuse_if_replaced()
+        self._checkpoint.run_log.refuse_if_replaced()
         if not batch.is_retry_pass:
             self._checkpoint.log.sync(batch.spark_batch)
-        if not is_decided and self._needs_two_commits(batch, results):
-            results = self._decisions.make(batch, results, self._end_of(batch))
+        if is_decided:
+            return results
+        commits = self._commits(batch, results)
+        results = self._units.record(
+            batch, results, self._end_of(batch), decide=commits == "several", whole=commits == "none"
+        )
         if results.state:
-            self._stage.settle(batch, results.state)
+            self._stage.continue_from(results.state)
         return results
 
-    def _find_decision(self, batch: Batch) -> Results:
-        """The decision of a batch that has one."""
-        found = self._decisions.find(batch, self._stage.schema, self._end_of(batch))
-        assert found is not None, "its folder was listed"
-        return found
+    def _decided(self, batch: Batch) -> Results:
+        """The results of the batch, which is decided."""
+        pending = self._units.pending
+        if pending is None or pending.number != batch.number:
+            raise StateLost(
+                f"{batch} comes, but another one was decided before and part of it may not be committed: Spark's part "
+                f"of the checkpoint was deleted or restored. Restore all of it as it was, or start with an empty one"
+            )
+        return self._units.decided(batch, self._stage.schema, self._end_of(batch))
 
     def _end_of(self, batch: Batch) -> OffsetJson:
         """Where Spark planned the batch to end; empty for a retry pass, or if Spark's file is lost."""
@@ -215,32 +220,20 @@ class BatchProcessor:
             return {}
         return to_json(self._checkpoint.log.end_of(batch.spark_batch))
 
-    def _needs_two_commits(self, batch: Batch, results: Results) -> bool:
-        """Whether a crash could leave only part of the batch applied."""
+    def _commits(self, batch: Batch, results: Results) -> Literal["none", "one", "several"]:
+        """How many commits follow; several if a crash could leave only part of the batch applied."""
         if results.dead_letters is not None and results.dead_letters.count():
-            return True
-        moved_nothing = batch.is_retry_pass and not results.outputs.count()
-        return not moved_nothing and not self._sink.all_at_once
+            return "several"
+        if batch.is_retry_pass and not results.outputs.count():
+            return "none"
+        return "one" if self._sink.all_at_once else "several"
 
-    def _forget(self, is_over: Callable[[int], bool]) -> list[int]:
-        """Remove decisions that are over, and return the numbers of the others.
-
-        Spark asks for a batch only when the one before it is done.
-        """
-        kept: list[int] = []
-        for number in self._decisions.numbers():
-            if is_over(number):
-                self._decisions.forget(number)
-            else:
-                kept.append(number)
-        return kept
-
-    def _is_over(self, number: int) -> bool:
+    def _is_over(self, unit: UnitRecord) -> bool:
         """At a start: whether the sink has the batch, or Spark will not ask for it again."""
-        batch = Batch("", number, 0)
+        batch = Batch("", unit.number, 0)
         done = self._checkpoint.log.done()
         recorded = not batch.is_retry_pass and done is not None and batch.spark_batch <= done
-        return recorded or (self._applied is not None and number <= self._applied)
+        return recorded or (self._applied is not None and unit.number <= self._applied)
 
     def _apply(self, batch: Batch, results: Results, began: Millis) -> AppliedBatch:
         if self._whole and results.counts.get("missing"):
@@ -251,6 +244,8 @@ class BatchProcessor:
         rows, counts = results.outputs.count(), dict(results.counts)
         # A retry pass without rows is not written: every retry would be a commit.
         fresh = self._write(batch, results, counts) if rows or not batch.is_retry_pass else True
+        self._units.complete()
+        self._last = batch.number
         self._stage.finished(batch)
         seconds = (self._clock.now() - began) / 1000
         return AppliedBatch(batch, rows, dead, not fresh, seconds, counts)
@@ -270,16 +265,25 @@ class BatchProcessor:
         return Batch(self._checkpoint.query, number, self._checkpoint.epoch, self._checkpoint.name)
 
     def _retry_pass_number(self, spark_batch: int) -> int | None:
-        if self._spare is not None and Batch("", self._spare, 0).spark_batch == spark_batch:
-            number, self._spare = self._spare, None
+        """The number after that of the last unit; one that was given to a pass without a record stands for nothing."""
+        number = max(self._last, batch_number(spark_batch)) + 1
+        if number < batch_number(spark_batch + 1):
             return number
-        found = self._checkpoint.next_retry_pass(spark_batch)
-        if found is None and not self._warned_full:
+        if not self._warned_full and number == batch_number(spark_batch + 1):
             self._warned_full = True
             log.warning(
                 "batch %d has no number left for a retry pass: what waits is tried after the next batch", spark_batch
             )
-        return found
+        return None
+
+    def _refuse_newer_state(self, batch: Batch) -> None:
+        """`StateLost` if the state is newer than Spark's last batch can explain."""
+        last = (self._units.last or 0) // NUMBERS_PER_BATCH
+        if last > batch.spark_batch + 1:
+            raise StateLost(
+                f"{batch} comes again, but the state is already that of batch {last}: Spark's part of the checkpoint "
+                f"was deleted or restored. Restore all of it as it was, or start with an empty one"
+            )
 
     def _refuse_older_checkpoint(self) -> None:
         """After a crash the sink may have the batch that Spark planned last, but never a later one."""

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from lanemq.model.errors import LaneError
 from lanemq.pipelines.batches import batch_number
-from lanemq.pipelines.checkpoint.checkpoint import SparkLog, decisions_folder, declaration_of, identity_of
-from lanemq.pipelines.checkpoint.decisions import numbers_in
+from lanemq.pipelines.checkpoint.checkpoint import SparkLog, declaration_of, identity_of, run_log_folder
+from lanemq.pipelines.checkpoint.run_log import read_log
+from lanemq.pipelines.checkpoint.unit_record import unit_in
 from lanemq.pipelines.pipeline import Pipeline
 from lanemq.pipelines.ports import Stage
 from lanemq.spark.offsets import Positions, created_in, from_json, stored_in
@@ -52,7 +53,7 @@ def _is_all_done(folder: Path) -> bool:
 
 def _may_wait(stage: Stage) -> bool:
     """Whether the stage may have something to do without a message, such as a retry or a timer of `Transitions`."""
-    return type(stage).due is not Stage.due or type(stage).unfinished_retry_pass is not Stage.unfinished_retry_pass
+    return type(stage).due is not Stage.due
 
 
 def _is_read_to_the_ends(pipeline: Pipeline) -> bool:
@@ -80,7 +81,8 @@ def _has_sink_all(pipeline: Pipeline) -> bool:
         applied = pipeline.sink.applied(identity.query, pipeline.spark)
     if applied is None or not batch_number(last) <= applied < batch_number(last + 1):
         return False
-    return all(number <= applied for number in numbers_in(decisions_folder(pipeline.folder)))
+    unit = unit_in(read_log(run_log_folder(pipeline.folder)).records)
+    return unit is None or unit.decided is None or unit.number <= applied
 
 
 def _last_batch(pipeline: Pipeline) -> int:

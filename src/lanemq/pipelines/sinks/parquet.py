@@ -3,13 +3,12 @@
     <path>/part-<query>-<batch>-<random>.parquet            the rows of a batch
     <path>/_lanemq/columns.json                             all columns that any run declared, as Spark's JSON
     <path>/_lanemq/owner=<pipeline>                         the query that a pipeline writes as
-    <path>/_lanemq/query=<query>/committed.json             the last batch, and its file
+    <path>/_lanemq/query=<query>/log/…                      the runs, and the last batch with its file: run_log.py
     <path>/_lanemq/query=<query>/staged/…                   a file whose batch is not complete
-    <path>/_lanemq/query=<query>/running/                   what fences older runs, see checkpoint/fencing.py
 
-A batch is written in three steps: its file is staged, `committed.json` names it, and it is moved to its place. The
-second step is the commit: a fenced file, written in one step that only the newest run can make. If a run dies after it,
-the next one moves the file before anything else.
+A batch is written in three steps: its file is staged, the log names it, and it is moved to its place. The second step
+is the commit, which only the newest run can make. If a run dies after it, the next one moves the file before anything
+else.
 
 Invariants: a file gets its place only after the commit that names it; a commit begins only after the file of the one
 before it has its place; no name is used twice; a folder that was deleted or restored from a copy takes no batch. So
@@ -22,7 +21,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import cast
+from typing import Final, cast
 from urllib.parse import quote
 
 import msgspec
@@ -31,8 +30,8 @@ from pyspark.sql.types import StructType
 
 from lanemq.files import Output, StorePath, is_address, locate, move, sync, write_durably
 from lanemq.model.errors import InvalidOption, SinkFenced
-from lanemq.pipelines.batches import Batch
-from lanemq.pipelines.checkpoint.fencing import fence_all, known_runs, read_fenced_json, take_over, write_as
+from lanemq.pipelines.batches import Batch, Runs
+from lanemq.pipelines.checkpoint.run_log import RunLog, read_log, shut_runs_out
 from lanemq.pipelines.parquet_encoding import dictionary_columns
 from lanemq.pipelines.ports import FileRows, Merge, Rows, SinkRun
 from lanemq.pipelines.sinks.exact_sink import (
@@ -43,6 +42,9 @@ from lanemq.pipelines.sinks.exact_sink import (
     shard_tables,
     shards,
 )
+
+_COMMITTED: Final = "committed"
+"""The name of the record in the log."""
 
 
 class CommittedBatch(msgspec.Struct, frozen=True):
@@ -66,6 +68,7 @@ class ParquetSink(ExactSink):
         self._given = path
         self.path = locate(path) if is_address(path) else cast("StorePath", Path(str(path)))
         """The folder."""
+        self._log: RunLog | None = None
         self._committed: CommittedBatch | None = None
 
     def __str__(self) -> str:
@@ -81,13 +84,12 @@ class ParquetSink(ExactSink):
         self._reach(run.settings)
         columns = self._columns_with(run.schema)
         self._check_owner(run)
-        LedgerEntry(None, self._newest_epoch(run)).check_opener(run, self)
-        self._fence(run)
+        self._log = self._begin_run(run)
         self._own(run)
         write_durably(self._own_folder / "columns.json", columns.json().encode())
         for folder in (self._own_folder, self.path, self.path.absolute().parent):
             sync(folder)
-        self._committed = self._read(run.query)
+        self._committed = _committed(self._log.records)
         self._reached = None if self._committed is None else self._committed.batch
         self._place(run)
         for left in self._staged(run.query).glob("*"):
@@ -106,9 +108,10 @@ class ParquetSink(ExactSink):
         run = self._run_of(batch)
         owner = self._owner_query(run)
         mark = None if owner is None else owner_mark(owner)
-        self._committed = self._read(run.query)  # another program may have deleted or restored the folder
+        log = read_log(self._log_of(run.query))  # another program may have deleted or restored the folder
+        self._committed = _committed(log.records)
         last = None if self._committed is None else self._committed.batch
-        new = self._admits(LedgerEntry(last, self._newest_epoch(run), mark), batch)
+        new = self._admits(LedgerEntry(last, log.runs.newest, mark), batch)
         self._place(run)  # what could not be moved when the disk was full
         if not new:
             return False
@@ -118,10 +121,9 @@ class ParquetSink(ExactSink):
             if name:
                 self._stage(rows, staged, run)
             self._commit(CommittedBatch(batch.number, name), run)
-        except (FileNotFoundError, SinkFenced):
+        except SinkFenced:
             if name:
                 staged.unlink(missing_ok=True)
-            LedgerEntry(None, self._newest_epoch(run)).admits(batch)
             raise
         self._place(run)
         return True
@@ -157,8 +159,8 @@ class ParquetSink(ExactSink):
 
     def _commit(self, committed: CommittedBatch, run: SinkRun) -> None:
         """Make the batch the last one of the query; `SinkFenced` if the run was replaced."""
-        own = self._of_query(run.query)
-        write_as(run.epoch, own / "sink", own / "committed.json", msgspec.json.encode(committed))
+        assert self._log is not None, "the sink is open"
+        self._log.record(_COMMITTED, msgspec.json.encode(committed))
         self._committed, self._reached = committed, committed.batch
 
     def _place(self, run: SinkRun) -> None:
@@ -174,15 +176,14 @@ class ParquetSink(ExactSink):
 
     # Who may write.
 
-    def _fence(self, run: SinkRun) -> None:
-        """Let no older run write. Each run makes its mark before it looks for others, so one of two sees the other."""
-        own = self._of_query(run.query)
-        own.mkdir(parents=True, exist_ok=True)
-        take_over(own, run.epoch)
-        LedgerEntry(None, self._newest_epoch(run)).check_opener(run, self)
+    def _begin_run(self, run: SinkRun) -> RunLog:
+        """Let no older run write."""
 
-    def _newest_epoch(self, run: SinkRun) -> int | None:
-        return max(known_runs(self._of_query(run.query)), default=None)
+        def checked(runs: Runs) -> int:
+            LedgerEntry(None, runs.newest or None).check_opener(run, self)
+            return run.epoch
+
+        return RunLog(self._log_of(run.query), checked)
 
     def _check_owner(self, run: SinkRun) -> None:
         """Refuse this checkpoint if the folder has batches of another one of the same pipeline."""
@@ -201,7 +202,7 @@ class ParquetSink(ExactSink):
             return
         write_durably(self._owner_file(run), run.query.encode())
         if former is not None:
-            fence_all(self._of_query(former))
+            shut_runs_out(self._log_of(former))
 
     def _owner_query(self, run: SinkRun) -> str | None:
         if not run.pipeline:
@@ -231,10 +232,7 @@ class ParquetSink(ExactSink):
         return StructType([*known, *(field for field in schema if field.name not in types)])
 
     def _read(self, query: str) -> CommittedBatch | None:
-        try:
-            return read_fenced_json(self._of_query(query) / "committed.json", CommittedBatch)
-        except FileNotFoundError:
-            return None
+        return _committed(read_log(self._log_of(query)).records)
 
     @property
     def _own_folder(self) -> StorePath:
@@ -244,11 +242,19 @@ class ParquetSink(ExactSink):
     def _of_query(self, query: str) -> StorePath:
         return self._own_folder / f"query={quote(query, safe='')}"
 
+    def _log_of(self, query: str) -> StorePath:
+        return self._of_query(query) / "log"
+
     def _staged(self, query: str) -> StorePath:
         return self._of_query(query) / "staged"
 
     def _owner_file(self, run: SinkRun) -> StorePath:
         return self._own_folder / f"owner={quote(run.pipeline, safe='')}"
+
+
+def _committed(records: Mapping[str, bytes]) -> CommittedBatch | None:
+    content = records.get(_COMMITTED)
+    return None if content is None else msgspec.json.decode(content, type=CommittedBatch)
 
 
 def _mark(query: str) -> str:

@@ -12,10 +12,10 @@ same messages, which the broker drops; a batch before the last one of a shard is
 can complete the batch that both are at and nothing else.
 
 A topic cannot tell which batches it has: `applied` is always None, and `write` returns True whenever messages were
-sent, even if the broker dropped them all. A broker forgets producers that were silent for a week; an
-Apache broker ignores stamps and stores repeats. Two sinks of one pipeline into one topic need different names. Two
-copies of one checkpoint cannot be distinguished here, since the topic stores no ledger: never start a second copy. A
-new owner is recorded with its first message, not when the sink is opened.
+sent, even if the broker dropped them all. A broker forgets producers that were silent for a week; an Apache broker
+ignores stamps and stores repeats. Two sinks of one pipeline into one topic need different names. Two copies of one
+checkpoint cannot be distinguished here, since the topic stores no ledger: never start a second copy. A new owner is
+recorded with its first message, not when the sink is opened.
 """
 
 import sys

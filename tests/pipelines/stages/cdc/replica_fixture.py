@@ -84,21 +84,25 @@ class Replica:
     def __init__(self, stage: LastState, folder: Path) -> None:
         self._stage = stage
         self._stage.open(None, folder)  # type: ignore[arg-type]
+        self._kept = folder.parent / f"{folder.name}-state"
+        self.state = self._before = self._kept.read_text() if self._kept.exists() else ""
         self._rows: dict[tuple[Any, ...], dict[str, Any]] = {}
         self._number = 0
         self.dead: list[dict[str, Any]] = []
 
     def process(self, *partitions: pa.Table) -> Results:
         """Runs a batch and merges its rows."""
-        self._number += 1
+        self._number, self._before = self._number + 1, self.state
         return self.repeat(*partitions)
 
     def repeat(self, *partitions: pa.Table) -> Results:
         """Runs the last batch again, under its number."""
         frame: Any = Frame(*partitions)
+        self._stage.continue_from(self._before)
         results = self._stage.process(frame, Batch("q", self._number, 1))
-        if results.state:
-            self._stage.settle(Batch("q", self._number, 1), results.state)
+        self.state = results.state or self._before
+        self._kept.write_text(self.state)
+        self._stage.continue_from(self.state)
         self.merge(results)
         return results
 

@@ -83,12 +83,11 @@ def test_files_of_a_killed_run_are_removed(spark: Any, tmp_path: Path) -> None:
     assert not (tmp_path / "work").exists()
     assert stage.due(wall_time(Millis(0))) is None
     assert stage.process_retry_pass(Batch("q", 1, 1)) is None
-    assert stage.unfinished_retry_pass() is None
 
 
 def test_the_schema_is_known_without_spark() -> None:
     stage = LastState(COLUMNS, "id", sequence=["id"])  # a single name is a key of one column
-    assert stage.schema.fieldNames()[-2:] == ["_sequence", "_deleted"]
+    assert stage.schema.fieldNames()[-3:] == ["_sequence", "_deleted", "_queue"]
     assert stage.schema["_sequence"].dataType.simpleString() == "string"
     assert not stage.schema["id"].nullable
     assert stage.schema["name"].nullable

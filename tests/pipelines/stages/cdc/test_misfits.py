@@ -7,7 +7,7 @@ import pytest
 from tests.pipelines.stages.cdc.replica_fixture import Replica, messages
 
 from lanemq.pipelines import LastState
-from lanemq.pipelines.stages.cdc.misfits import read_misfits
+from lanemq.pipelines.stages.cdc.replica_state import read_replica_state
 
 
 def stage(**options: Any) -> LastState:
@@ -37,7 +37,7 @@ def test_a_run_warns_once_about_each_column_with_its_type_and_first_value(
 def test_a_warning_shows_a_fraction_as_it_was_sent(tmp_path: Path, other: str) -> None:
     replica = Replica(LastState(f"id bigint, amount int, other {other}", ["id"]), tmp_path)
     replica.process(rows(1.5))
-    assert read_misfits(tmp_path)["amount"].first == "1.5"
+    assert read_replica_state(replica.state).misfits["amount"].first == "1.5"
 
 
 def test_status_has_the_misfits_of_all_runs_and_a_repeated_batch_counts_once(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_status_has_the_misfits_of_all_runs_and_a_repeated_batch_counts_once(tmp
     replica.process(second)
     replica.repeat(second)
     assert not replica.dead
-    (found,) = read_misfits(tmp_path).items()
+    (found,) = read_replica_state(replica.state).misfits.items()
     column, misfits = found
     assert (
         misfits.line(column) == "3 values of the column amount did not fit double and became null; the first was 'abc'"
@@ -69,7 +69,8 @@ def replica_of_changed(folder: Path, **options: Any) -> Replica:
 def test_a_value_that_the_column_would_change_is_a_misfit(tmp_path: Path) -> None:
     replica = replica_of_changed(tmp_path)
     assert [replica.live[at][name] for at, name in enumerate(CHANGED)] == [None] * 4
-    assert {name: each.count for name, each in read_misfits(tmp_path).items()} == dict.fromkeys(CHANGED, 1)
+    misfits = read_replica_state(replica.state).misfits
+    assert {name: each.count for name, each in misfits.items()} == dict.fromkeys(CHANGED, 1)
 
 
 def test_a_value_that_the_column_would_change_is_a_dead_letter_if_misfits_are(tmp_path: Path) -> None:
@@ -87,8 +88,9 @@ def test_true_and_false_are_no_keys_of_rows(tmp_path: Path) -> None:
 
 
 def test_rows_that_fit_leave_no_misfits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    Replica(stage(), tmp_path).process(rows(1, 2.5, None))
-    assert (read_misfits(tmp_path), caplog.messages) == ({}, [])
+    replica = Replica(stage(), tmp_path)
+    replica.process(rows(1, 2.5, None))
+    assert (read_replica_state(replica.state).misfits, caplog.messages) == ({}, [])
 
 
 def test_dead_letters_are_reported_with_the_first_reason_and_the_command_that_lists_them(

@@ -17,7 +17,6 @@ from lanemq.pipelines import LastState
 from lanemq.pipelines.batches import Batch
 from lanemq.pipelines.ports import QUEUE, Rows
 from lanemq.pipelines.sinks.arrow_merge import ArrowMerge
-from lanemq.pipelines.stages.cdc.truncation import Truncation
 from lanemq.spark.versions import to_arrow_schema
 
 SCHEMA = "id bigint, text string, n bigint"
@@ -170,7 +169,7 @@ def test_a_truncation_and_a_change_with_one_position_are_refused(tmp_path: Path,
                 frame: Any = Frame(*parts)
                 results = stage.process(frame, Batch("q", number, 1))
                 if results.state:
-                    stage.settle(Batch("q", number, 1), results.state)
+                    stage.continue_from(results.state)
                 sink.write(results.outputs, named(1, number))
 
         if change_queue:
@@ -179,14 +178,6 @@ def test_a_truncation_and_a_change_with_one_position_are_refused(tmp_path: Path,
         else:
             run()
         sink.close()
-
-
-def test_the_queue_of_a_truncation_is_known_after_a_restart(tmp_path: Path) -> None:
-    path: Any = tmp_path / "emptied.json"
-    bound = f"{7:019} {3:019} t/b/0"
-    truncation = Truncation(path)
-    truncation.settle(truncation.state_after(bound, ""), 1)
-    assert Truncation(path).newest(None) == bound
 
 
 @pytest.mark.parametrize("text", ['"arr": ["NaN"]', '"st": {"a": "NaN"}', '"mp": {"x": "NaN"}', '"f": "NaN"'])

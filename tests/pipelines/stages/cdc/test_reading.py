@@ -210,7 +210,7 @@ def test_an_empty_batch_gives_no_rows(tmp_path: Path) -> None:
 
 def test_the_files_of_a_batch_are_removed(tmp_path: Path) -> None:
     Replica(stage(), tmp_path).process(messages(MANY))
-    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {"ends.json", "skipped.json", "table.json"}
+    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {"table.json"}
 
 
 def test_decimals_keep_all_their_digits(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from tests.pipelines.stages.cdc.test_formats import LSN, canal, debezium, envelo
 from lanemq.model.errors import OrderError
 from lanemq.pipelines import DeltaSink, LastState
 from lanemq.pipelines.sinks.foreach import ForeachSink
-from lanemq.pipelines.stages.cdc.truncation import Bound, Truncation, drop_older
+from lanemq.pipelines.stages.cdc.truncation import Bound, drop_older, newer_bound
 
 
 def stage(**options: Any) -> LastState:
@@ -125,7 +125,7 @@ def test_a_late_older_change_does_not_come_back(tmp_path: Path, restart: bool) -
 def test_control_without_the_memory_of_truncations_a_late_change_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Truncation, "settle", lambda *_: None)
+    monkeypatch.setattr(LastState, "continue_from", lambda *_: None)
     replica = Replica(stage(sequence=LSN), tmp_path)
     late(replica)
     assert set(replica.live) == {1, 2}
@@ -200,13 +200,10 @@ def test_the_replica_has_the_rows_of_the_source_after_many_histories(events: Eve
     check_history(events, cuts)
 
 
-def test_the_newest_truncation_counts(tmp_path: Path) -> None:
-    truncation = Truncation(tmp_path / "emptied.json")
-    bounds: list[Bound] = [None, 4, None, 2]
-    for bound in bounds:
-        if state := truncation.state_after(bound, ""):
-            truncation.settle(state, 1)
+def test_the_newest_truncation_counts() -> None:
+    bound: Bound = None
+    for found in (None, 4, None, 2):
+        bound = newer_bound((bound, found))
     rows = pa.table({"_sequence": [1, 3, 4, 5]})
-    again = Truncation(tmp_path / "emptied.json")
-    assert drop_older(rows, again.newest(None))["_sequence"].to_pylist() == [5]
-    assert drop_older(rows, again.newest(5)).num_rows == 0
+    assert drop_older(rows, bound)["_sequence"].to_pylist() == [5]
+    assert drop_older(rows, newer_bound((bound, 5))).num_rows == 0

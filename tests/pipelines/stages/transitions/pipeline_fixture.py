@@ -15,7 +15,11 @@ from pyspark import cloudpickle
 
 from lanemq.model.units import Millis
 from lanemq.pipelines import Event, Transitions
-from lanemq.pipelines.batches import NUMBERS_PER_BATCH, Batch, batch_number
+from lanemq.pipelines.batches import Batch, batch_number
+from lanemq.pipelines.checkpoint.checkpoint import run_log_of_stage
+from lanemq.pipelines.checkpoint.run_log import RunLog
+from lanemq.pipelines.checkpoint.unit_record import UNIT, UnitRecord, pack_unit, state_after_last_unit
+from lanemq.pipelines.checkpoint.units import Units
 from lanemq.pipelines.ports import Results
 from lanemq.pipelines.stages.transitions.messages import COLUMNS
 from lanemq.spark.columns import arrow_schema, select_columns
@@ -143,6 +147,20 @@ def never(_: int | None) -> None:
     """Default for `lose`: no crash."""
 
 
+def begin(stage: Transitions, spark: Any, folder: Path) -> None:
+    """Opens a stage with the state that was recorded last."""
+    stage.open(spark, folder)
+    stage.continue_from(state_after_last_unit(run_log_of_stage(folder)))
+
+
+def recorded(stage: Transitions, folder: Path, batch: Batch, results: Results) -> Results:
+    """Records the state after a unit, as a pipeline does before a sink has it."""
+    unit = UnitRecord(batch.number, batch.epoch, "", results.state, whole=True)
+    RunLog(run_log_of_stage(folder), lambda runs: runs.newest + 1).record(UNIT, pack_unit(unit))
+    stage.continue_from(results.state)
+    return results
+
+
 class Pipeline:
     """One stage, one sink, one clock. `restart` makes a new stage in the same folder."""
 
@@ -158,14 +176,27 @@ class Pipeline:
 
     def restart(self, **options: Any) -> None:
         self.options |= options
+        self.log = RunLog(run_log_of_stage(self.folder), lambda runs: runs.newest + 1)
         self.stage = Transitions(**self.options, clock=self.clock)
         self.stage.open(FakeSpark(lambda at: self.lose(at)), self.folder)  # type: ignore[arg-type]
+        self._continue()
+
+    def _continue(self) -> None:
+        """As a start does: from the state after the last unit, if the sink has it, else from the one before."""
+        self.units = Units(self.log, self.folder.parent / "decided")
+        self.units.open(lambda unit: unit.number in self.sink.batches)
+        self.stage.continue_from(self.units.state)
 
     def process(self, *messages: Sent, again: bool = False, settle: bool = True) -> dict[str, int]:
         """Runs the next batch, or the last one again, with a partition per queue. Returns the counts."""
         if not again:
             self.batch, self.passes = self.batch + 1, 0
         batch = Batch(QUERY, batch_number(self.batch), 1)
+        if again:
+            self._continue()
+            if self.units.last is not None and self.units.last >= batch.number:
+                self.stage.finished(batch)
+                return {"repeated_batches": 1}
         queues = sorted({each.queue for each in messages})
         partitions = [[arrow([each for each in messages if each.queue == queue])] for queue in queues]
         return self._settle(self.stage.process(self.frame(partitions), batch), batch, settle=settle)
@@ -173,9 +204,9 @@ class Pipeline:
     def frame(self, partitions: Sequence[Sequence[pa.RecordBatch]]) -> Any:
         return FakeFrame(partitions, lambda at: self.lose(at))
 
-    def process_retry_pass(self, number: int | None = None) -> dict[str, int] | None:
-        """Runs the next retry pass, or an interrupted one. None if nothing was due."""
-        at = self.passes + 1 if number is None else number % NUMBERS_PER_BATCH
+    def process_retry_pass(self) -> dict[str, int] | None:
+        """Runs the next retry pass. None if nothing was due."""
+        at = self.passes + 1
         batch = Batch(QUERY, batch_number(self.batch, at), 1)
         results = self.stage.process_retry_pass(batch)
         if results is None:
@@ -184,10 +215,14 @@ class Pipeline:
         return self._settle(results, batch)
 
     def _settle(self, results: Results, batch: Batch, *, settle: bool = True) -> dict[str, int]:
+        rows = results.outputs.count() + (0 if results.dead_letters is None else results.dead_letters.count())
+        whole = batch.is_retry_pass and not rows
+        self.units.record(batch, results, {}, decide=False, whole=whole)
         if results.state:
-            self.stage.settle(batch, results.state)
+            self.stage.continue_from(results.state)
         if settle:
-            self.sink.write(results, batch)
+            if not whole:
+                self.sink.write(results, batch)
             self.stage.finished(batch)
         return dict(results.counts)
 

@@ -96,12 +96,9 @@ def test_a_request_survives_a_restart_and_a_retry_pass_that_crashed(tmp_path: Pa
         pipeline.process_retry_pass()
     pipeline.lose = lambda at: None
     pipeline.restart()
-    unfinished = pipeline.stage.unfinished_retry_pass()
-    assert unfinished == 1
-    counts = pipeline.process_retry_pass(unfinished)
+    counts = pipeline.process_retry_pass()
     assert counts is not None
     assert (counts["redriven"], counts["applied"]) == (2, 2)
-    assert pipeline.stage.unfinished_retry_pass() is None
     assert pipeline.stage.due(wall_time(pipeline.clock.wall())) is None
 
 
@@ -116,21 +113,9 @@ def test_a_redriven_key_gets_all_its_retries_again(tmp_path: Path) -> None:
     assert [(lane.why, lane.failures) for lane in list_parked(tmp_path)] == [(WaitReason.HELD, 1)]
 
 
-def test_a_repeated_batch_holds_a_key_until_the_same_time(tmp_path: Path) -> None:
-    """The wall time of a batch is recorded with its intent."""
-    pipeline = Pipeline(tmp_path, on_failure=HOLD)
-    held = Sent(0, 0, "a", {"n": 0, "fails": 1})
-    pipeline.process(held, settle=False)
-    (first,) = list_parked(tmp_path)
-    pipeline.clock.time += 5_000
-    pipeline.restart()
-    pipeline.process(held, again=True)
-    assert list_parked(tmp_path) == [first]
-
-
 @pytest.mark.parametrize("jump", [1_000, -80])
-def test_a_repeated_retry_pass_tries_the_same_lanes(tmp_path: Path, jump: int) -> None:
-    """The sink has the pass already: rows of lanes that became due since would never reach it."""
+def test_a_retry_pass_that_the_sink_has_is_not_repeated(tmp_path: Path, jump: int) -> None:
+    """Rows of lanes that became due since would never reach it."""
     pipeline = Pipeline(tmp_path, on_failure=HOLD)
     pipeline.process(Sent(0, 0, "a", {"n": 0, "fails": 1}))
     pipeline.clock.time += 50
@@ -145,8 +130,7 @@ def test_a_repeated_retry_pass_tries_the_same_lanes(tmp_path: Path, jump: int) -
         pipeline.process_retry_pass()
     pipeline.clock.time += jump
     pipeline.restart()
-    assert pipeline.stage.due(wall_time(pipeline.clock.wall())) is None
-    assert pipeline.process_retry_pass(pipeline.stage.unfinished_retry_pass()) is not None
+    pipeline.passes += 1
     pipeline.clock.time += 1_000
     assert pipeline.stage.due(wall_time(pipeline.clock.wall())) == 0
     pipeline.process_retry_pass()

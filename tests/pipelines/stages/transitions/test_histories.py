@@ -116,13 +116,6 @@ class World:
         for crash_at in batch.pass_crashes:
             pipeline.clock.time += 20
             self.attempt(crash_at, pipeline.process_retry_pass)
-            self.finish_passes()
-
-    def finish_passes(self) -> None:
-        """Repeats interrupted retry passes, as a restarted runner does first."""
-        number = self.pipeline.stage.unfinished_retry_pass()
-        if number is not None:
-            self.pipeline.process_retry_pass(number)
 
     def settle(self) -> None:
         """Runs retry passes until none is due."""
@@ -140,11 +133,13 @@ def run_history(history: list[RandomBatch]) -> Iterator[tuple[World, Path]]:
     """Runs all batches, then retry passes until none is due."""
     CACHE._shards.clear()
     with tempfile.TemporaryDirectory() as folder:
-        world = World(Path(folder))
+        stage_folder = Path(folder) / "stage"
+        stage_folder.mkdir()
+        world = World(stage_folder)
         for batch in history:
             world.process(batch)
         world.settle()
-        yield world, Path(folder)
+        yield world, stage_folder
 
 
 @pytest.mark.slow

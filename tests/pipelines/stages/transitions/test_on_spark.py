@@ -8,13 +8,16 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from tests.pipelines.stages.transitions.pipeline_fixture import QUERY, Sent, Sink, arrow
+from tests.pipelines.stages.transitions.pipeline_fixture import QUERY, Sent, Sink, arrow, begin, recorded
 
 from lanemq import Producer
 from lanemq.clock import wall_time
 from lanemq.model.errors import OrderError
-from lanemq.pipelines import Event, Hold, Park, StepContext, Timer, Transitions
+from lanemq.pipelines import Event, Hold, Park, Transitions
 from lanemq.pipelines.batches import NUMBERS_PER_BATCH, Batch, batch_number
+from lanemq.pipelines.checkpoint.checkpoint import run_log_of_stage
+from lanemq.pipelines.checkpoint.run_log import RunLog
+from lanemq.pipelines.checkpoint.units import Units
 from lanemq.pipelines.operate.parked import list_parked, show
 from lanemq.pipelines.ports import Results
 from lanemq.pipelines.stages.transitions.messages import COLUMNS, WaitingMessage
@@ -44,13 +47,21 @@ class Stream:
         self.spark, self.broker, self.topic, self.folder = spark, broker, topic, folder
         self.stage = Transitions(step=make_step(), outputs=OUTPUTS, **options)
         self.stage.open(spark, folder / "stage")
+        self.log = RunLog(run_log_of_stage(folder / "stage"), lambda runs: 1)
         self.sink = Sink()
         self.fail_after = ""
         self.counts: list[dict[str, int]] = []
 
     def batch(self, messages: DataFrame, number: int) -> None:
         batch = Batch(QUERY, batch_number(number), 1)
-        results = ran(self.stage, messages, batch)
+        units = Units(self.log, self.folder / "decided")
+        units.open(lambda unit: unit.number in self.sink.batches)
+        self.stage.continue_from(units.state)
+        if units.last == batch.number:
+            self.stage.finished(batch)
+            return
+        results = units.record(batch, self.stage.process(messages, batch), {}, decide=False, whole=False)
+        self.stage.continue_from(results.state)
         self.counts.append(dict(results.counts))
         self._maybe_fail("stage")
         self.sink.write(results, batch)
@@ -105,59 +116,18 @@ def test_a_held_key_continues_in_a_retry_pass_and_a_parked_one_after_a_redrive(s
     _until_due(stream)
     results = stream.stage.process_retry_pass(Batch(QUERY, number, 1))
     assert results is not None
-    stream.stage.settle(Batch(QUERY, number, 1), results.state)
+    recorded(stream.stage, folder, Batch(QUERY, number, 1), results)
     stream.sink.write(results, Batch(QUERY, number, 1))
     stream.stage.finished(Batch(QUERY, number, 1))
     assert stream.outputs("a") == [(0, 1), (1, 2)]
     assert [lane.key for lane in list_parked(folder, held=False)] == ["b"]
     stream.stage = Transitions(step=_lenient(), outputs=OUTPUTS)
-    stream.stage.open(stream.spark, folder)
+    begin(stream.stage, stream.spark, folder)
     request_redrive(folder, "b")
     results = stream.stage.process_retry_pass(Batch(QUERY, number + 1, 1))
     assert results is not None
     stream.sink.write(results, Batch(QUERY, number + 1, 1))
     assert stream.outputs("b") == [(2, 1), (3, 2)]
-
-
-def make_timed() -> dict[str, Any]:
-    def step(state: Any, event: Event, context: StepContext) -> tuple[Any, list[dict[str, object]]]:
-        context.set_timer("late", after=0.001, clock="processing")
-        return context.now_ms, [{"key": event.key, "n": event.value["n"], "seen": context.now_ms}]
-
-    def on_timer(state: Any, timer: Timer, context: StepContext) -> tuple[Any, list[dict[str, object]]]:
-        return state, [{"key": timer.key, "n": -1, "seen": state}]
-
-    return {"step": step, "on_timer": on_timer, "timers_every": 0.001}
-
-
-def test_timers_and_the_time_of_a_batch_are_the_same_after_a_driver_died(stream: Stream) -> None:
-    """The driver dies after the state was written, in the batch and in the retry pass that calls the timers."""
-    stream.stage = Transitions(outputs=OUTPUTS, **make_timed())
-    stream.stage.open(stream.spark, stream.folder / "stage")
-    stream.send(*((f"key-{n}", {"n": n}) for n in range(3)))
-    stream.fail_after = "stage"
-    with pytest.raises(StreamingQueryException, match="died after stage"):
-        stream.catch_up()
-    (began,) = {state_of(stream, f"key-{n}") for n in range(3)}
-    stream.stage = Transitions(outputs=OUTPUTS, **make_timed())
-    stream.stage.open(stream.spark, stream.folder / "stage")
-    stream.catch_up()
-    _until_due(stream)
-    behind = Batch(QUERY, batch_number(max(stream.sink.batches) // NUMBERS_PER_BATCH, 1), 1)
-    assert stream.stage.process_retry_pass(behind) is not None
-    stream.stage = Transitions(outputs=OUTPUTS, **make_timed())
-    stream.stage.open(stream.spark, stream.folder / "stage")
-    assert stream.stage.unfinished_retry_pass() == behind.number
-    results = stream.stage.process_retry_pass(behind)
-    assert results is not None
-    stream.stage.settle(behind, results.state)
-    stream.sink.write(results, behind)
-    stream.stage.finished(behind)
-    assert [stream.outputs(f"key-{n}") for n in range(3)] == [[(n, began), (-1, began)] for n in range(3)]
-
-
-def state_of(stream: Stream, key: str) -> object:
-    return show(stream.folder / "stage", key)[0].state
 
 
 def _lenient() -> Callable[[Any, Event], tuple[Any, list[dict[str, object]]]]:
@@ -174,11 +144,9 @@ def _until_due(stream: Stream) -> None:
         pass
 
 
-def ran(stage: Transitions, messages: DataFrame, batch: Batch) -> Results:
-    """Runs and settles a batch, as a pipeline does."""
-    results = stage.process(messages, batch)
-    stage.settle(batch, results.state)
-    return results
+def ran(stage: Transitions, folder: Path, messages: DataFrame, batch: Batch) -> Results:
+    """Runs and records a batch, as a pipeline does."""
+    return recorded(stage, folder, batch, stage.process(messages, batch))
 
 
 def frame(spark: SparkSession, messages: list[Sent]) -> DataFrame:
@@ -197,7 +165,7 @@ def test_a_number_of_shards_restores_the_order_of_shuffled_rows(spark: SparkSess
     for number in range(2):
         shuffled = frame(spark, feed(3, 20, first=20 * number)[::-1]).repartition(2)
         batch = Batch(QUERY, batch_number(number), 1)
-        rows += ran(stage, shuffled, batch).outputs.table().to_pylist()
+        rows += ran(stage, tmp_path, shuffled, batch).outputs.table().to_pylist()
         stage.finished(batch)
     for queue in range(3):
         seen = [row["seen"] for row in rows if row["key"] == f"key-{queue}-2"]
@@ -210,7 +178,7 @@ def test_redriven_dead_letters_reach_the_shards_of_their_keys(spark: SparkSessio
     stage = Transitions(step=make_step(), outputs=OUTPUTS, shards=3)
     stage.open(spark, tmp_path)
     first, behind = Batch(QUERY, 0, 1), Batch(QUERY, 1, 1)
-    ran(stage, frame(spark, feed(2, 10)), first)
+    ran(stage, tmp_path, frame(spark, feed(2, 10)), first)
     stage.finished(first)
     keys = ("key-0-1", "key-1-3", "new")
     Redrives(tmp_path).ask(
@@ -219,7 +187,7 @@ def test_redriven_dead_letters_reach_the_shards_of_their_keys(spark: SparkSessio
     )
     results = stage.process_retry_pass(behind)
     assert results is not None
-    stage.settle(behind, results.state)
+    recorded(stage, tmp_path, behind, results)
     rows = results.outputs.table().to_pylist()
     stage.finished(behind)
     assert {(row["key"], row["seen"]) for row in rows} == {
@@ -241,7 +209,7 @@ def test_coalesced_queues_stay_in_order(spark: SparkSession, tmp_path: Path) -> 
     stage = Transitions(step=make_step(), outputs=OUTPUTS)
     stage.open(spark, tmp_path)
     ordered = frame(spark, feed(3, 20)).coalesce(1).sortWithinPartitions("queue_id", "queue_offset")
-    results = ran(stage, ordered, Batch(QUERY, 0, 1))
+    results = ran(stage, tmp_path, ordered, Batch(QUERY, 0, 1))
     assert (results.counts["applied"], len(results.outputs.files)) == (60, 3)  # type: ignore[attr-defined]
     assert results.outputs.frame(spark).count() == 60
     assert show(tmp_path, "key-2-4")[0].state == 4
@@ -250,7 +218,7 @@ def test_coalesced_queues_stay_in_order(spark: SparkSession, tmp_path: Path) -> 
 def test_empty_and_tiny_frames_are_accepted(spark: SparkSession, tmp_path: Path) -> None:
     stage = Transitions(step=make_step(), outputs=OUTPUTS, on_failure=Park())
     stage.open(spark, tmp_path)
-    assert ran(stage, frame(spark, feed(1, 1)).limit(0), Batch(QUERY, 0, 1)).outputs.count() == 0
+    assert ran(stage, tmp_path, frame(spark, feed(1, 1)).limit(0), Batch(QUERY, 0, 1)).outputs.count() == 0
     results = stage.process(frame(spark, [Sent(0, 0, "k", b"\xff")]), Batch(QUERY, NUMBERS_PER_BATCH, 1))
     assert results.dead_letters is not None
     assert results.dead_letters.frame(spark).first().queue_offset == 0  # type: ignore[union-attr]

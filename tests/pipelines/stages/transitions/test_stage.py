@@ -47,7 +47,7 @@ def test_a_repeated_batch_gives_the_same_rows_and_leaves_the_same_state(tmp_path
     first = pipeline.stage.process(pipeline.frame([[arrow(messages(6, first=6))]]), Batch(QUERY, NUMBERS_PER_BATCH, 1))
     again = pipeline.stage.process(pipeline.frame([[arrow(messages(6, first=6))]]), Batch(QUERY, NUMBERS_PER_BATCH, 1))
     assert first.outputs.table().to_pylist() == again.outputs.table().to_pylist()
-    pipeline.stage.settle(Batch(QUERY, NUMBERS_PER_BATCH, 1), again.state)
+    pipeline.units.record(Batch(QUERY, NUMBERS_PER_BATCH, 1), again, {}, decide=False, whole=False)
     assert show(tmp_path, "key-0-0")[0].state == {"seen": 4}
 
 

@@ -32,7 +32,6 @@ from lanemq.pipelines.stages.transitions.lanes import LaneTable
 from lanemq.pipelines.stages.transitions.operator_requests import request_redrive
 from lanemq.pipelines.stages.transitions.shard import CACHE
 from lanemq.pipelines.stages.transitions.timers import PendingTimer, TimerIndex, due_of, first_due, takes_context
-from lanemq.pipelines.stages.transitions.unit_log import UnitLog
 
 START = 1_700_000_000_000
 TOO_EARLY = re.compile(r"timer 't': ValueError: too early at transitions/test_timers\.py:\d+ in on_timer")
@@ -183,40 +182,8 @@ def test_event_time_is_a_field_and_lateness_lets_events_be_out_of_order(tmp_path
 # Repetition, restarts.
 
 
-def stamped(state: Any, event: Event, context: StepContext) -> tuple[Any, Rows]:
-    context.set_timer("t", after=10, clock="processing")
-    return state or 1, [{"key": event.key, "n": event.value["n"], "seen": context.now_ms}]
-
-
-def repeated_after_a_crash(folder: Path) -> list[list[int]]:
-    """When the timer of a batch is due: after its first attempt, which dies, and after its repetition an hour later."""
-    running = pipeline(folder, step=stamped)
-    made: list[list[int]] = []
-    for attempt in range(2):
-        running.process(sent(0, "a", 1, 0), again=attempt > 0, settle=False)
-        made.append([timer.due_ms for timer in lane_state_of(running, "a")])
-        running.clock.time += 3_600_000
-        running.restart()
-        CACHE._shards.clear()
-    return made
-
-
 def lane_state_of(running: Pipeline, key: str) -> tuple[Timer, ...]:
     return show(running.folder, key)[0].timers
-
-
-def test_a_repeated_batch_has_the_time_of_its_first_attempt(tmp_path: Path) -> None:
-    first, again = repeated_after_a_crash(tmp_path)
-    assert first == again == [START + 10_000]
-
-
-def test_without_the_recorded_batch_time_a_repeated_batch_gives_other_answers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Negative control of the test above."""
-    monkeypatch.setattr(UnitLog, "intent", lambda self, number: None)
-    first, again = repeated_after_a_crash(tmp_path)
-    assert again == [first[0] + 3_600_000]
 
 
 def test_timers_survive_restarts_and_snapshots(tmp_path: Path) -> None:
@@ -330,7 +297,9 @@ def modelled(events: list[Sent]) -> dict[str, list[int]]:
 @given(random_events)
 def test_keys_get_the_same_calls_wherever_batches_end_and_whatever_fails(history: list[Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        running = pipeline(Path(folder), on_failure=Hold(retries=4, first=0.01, max=0.01))
+        stage_folder = Path(folder) / "stage"
+        stage_folder.mkdir()
+        running = pipeline(stage_folder, on_failure=Hold(retries=4, first=0.01, max=0.01))
         events: list[Sent] = []
         begin, time = 0, 0
         for key, later, after, fails, timer_fails, then in history:

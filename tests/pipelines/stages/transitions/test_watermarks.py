@@ -7,19 +7,17 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.pipelines.stages.transitions.pipeline_fixture import QUERY, Pipeline, arrow
+from tests.pipelines.stages.transitions.pipeline_fixture import Pipeline, arrow
 from tests.pipelines.stages.transitions.test_timers import START, due, on_timer, sent, step
 
 from lanemq.model.errors import InvalidOption
 from lanemq.pipelines import EventTime, Park
-from lanemq.pipelines.batches import Batch, batch_number
 from lanemq.pipelines.operate.parked import list_parked, show
 from lanemq.pipelines.stages.transitions.event_time import IdleQueues, QueueTime, common_watermark
 from lanemq.pipelines.stages.transitions.machine import ShardMachine
 from lanemq.pipelines.stages.transitions.messages import queue_slices
 from lanemq.pipelines.stages.transitions.shard import Shard
 from lanemq.pipelines.stages.transitions.stage import Transitions
-from lanemq.pipelines.stages.transitions.unit_log import UnitLog
 
 QUEUES = ("orders/broker-a/0", "orders/broker-a/1")
 
@@ -157,40 +155,6 @@ def test_a_queue_that_brought_a_message_is_not_idle_any_more(tmp_path: Path) -> 
     running.process(sent(1, "a", 3, 10), sent(1, "b", 4, 900, queue=1))
     wait(running, 20)
     assert running.outputs("a") == [1, 3]
-
-
-def repeated_pass(folder: Path) -> tuple[object, object]:
-    """The watermarks of a retry pass whose driver died, and of its repetition an hour later."""
-    running = pipeline(folder, Ends(1, 1))
-    running.process(sent(0, "a", 1, 0, after=70), sent(0, "b", 2, 0, queue=1))
-    due(running)
-    running.clock.time += 80_000
-    assert due(running) == 0
-    found = []
-    for _ in range(2):
-        results = running.stage.process_retry_pass(batch(running))
-        assert results is not None
-        found.append(results.state)
-        running.clock.time += 3_600_000
-    return found[0], found[1]
-
-
-def batch(running: Pipeline) -> Batch:
-    return Batch(QUERY, batch_number(running.batch, 1), 1)
-
-
-def test_a_repeated_pass_has_the_watermark_of_its_first_attempt(tmp_path: Path) -> None:
-    first, again = repeated_pass(tmp_path)
-    assert first == again
-
-
-def test_without_the_recorded_watermark_a_repeated_pass_has_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Negative control of the test above."""
-    monkeypatch.setattr(UnitLog, "intent", lambda self, number: None)
-    first, again = repeated_pass(tmp_path)
-    assert first != again
 
 
 # Late events.

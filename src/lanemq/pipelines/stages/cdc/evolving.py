@@ -34,9 +34,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from lanemq.files import StorePath
 from lanemq.pipelines.batches import Batch
-from lanemq.pipelines.checkpoint.fencing import read_fenced_json, write_as
 from lanemq.pipelines.ports import DELETED, KEPT, QUEUE, SEQUENCE
 from lanemq.pipelines.stages.cdc.changes import belongs
 from lanemq.pipelines.stages.cdc.documents import UNREADABLE, listed
@@ -84,24 +82,12 @@ _raw_rows: Final = msgspec.json.Decoder(list[dict[str, msgspec.Raw] | None])
 _any: Final = msgspec.json.Decoder(Any)
 
 
-class _Known(msgspec.Struct):
-    """What is stored beside the stage's other state."""
-
-    columns: dict[str, str] = {}
-
-
 class Evolution:
     """The columns that were added to a table, in order."""
 
-    def __init__(self, path: StorePath | None = None) -> None:
-        """Reads the columns from `path`; None: keeps them in memory only."""
-        self._path = path
+    def __init__(self) -> None:
         self._reported: set[str] = set()
-        self.columns: dict[str, str] = {}
-        if path is not None and path.exists():
-            found = read_fenced_json(path, _Known)
-            assert isinstance(found, _Known)
-            self.columns = found.columns
+        self.columns: Mapping[str, str] = {}
 
     def find_columns(self, options: ReplicaOptions, found: Sequence[tuple[str, Fields]]) -> dict[str, str]:
         """The columns that a batch adds, in the order of queue and offset, whichever task found them."""
@@ -130,11 +116,6 @@ class Evolution:
             )
         return {"new_columns": len(fresh)} if fresh else {}
 
-    def state_after(self, fresh: Mapping[str, str], state: str) -> str:
-        """The stage's state, with the columns known after the batch."""
-        other = msgspec.json.decode(state or "{}", type=dict[str, Any])
-        return msgspec.json.encode({**other, "columns": {**self.columns, **fresh}}).decode()
-
     def extend(self, declared: ReplicaOptions, fresh: Mapping[str, str] | None = None) -> ReplicaOptions:
         """The options with all added columns, except those that are declared by now."""
         known = {name.casefold() for name in (*declared.table.columns, KEPT, QUEUE)}
@@ -142,13 +123,6 @@ class Evolution:
         fields = [StructField(name, _column_type(kind)) for name, kind in added.items()]
         table = replace(declared.table, schema=StructType([*declared.table.schema.fields, *fields]))
         return replace(declared, table=table, added=tuple(added))
-
-    def settle(self, state: str, epoch: int) -> None:
-        """Stores the columns in the state; from now on they are known."""
-        found = msgspec.json.decode(state, type=_Known)
-        if found.columns != self.columns and self._path is not None:
-            write_as(epoch, self._path.parent, self._path, msgspec.json.encode(found))
-        self.columns = found.columns
 
 
 def can_be_column(name: str, taken: Iterable[str] = ()) -> bool:
@@ -253,20 +227,21 @@ def _kind(raw: msgspec.Raw) -> str | None:
     return None if value is None else _KINDS.get(type(value), "string")
 
 
-class _Skipped(msgspec.Struct):
-    """What is stored beside the stage's other state."""
-
-    skipped: list[str] | None = None
-
-
 class SkippedFields:
     """Fields that the rows had so far. Those of the checkpoint's first batch are left out on purpose, not reported."""
 
-    def __init__(self, path: StorePath | None = None) -> None:
-        """Reads the fields from `path`; None: keeps them in memory only."""
-        self._path = path
-        self._stored = read_fenced_json(path, _Skipped).skipped if path is not None and path.exists() else None
-        self._seen: set[str] | None = None if self._stored is None else set(self._stored)
+    def __init__(self) -> None:
+        self._seen: set[str] | None = None
+
+    @property
+    def seen(self) -> tuple[str, ...]:
+        """The fields so far."""
+        return tuple(sorted(self._seen or ()))
+
+    def continue_from(self, skipped: Iterable[str] | None) -> None:
+        """Add the fields that earlier batches had; None: there was no batch."""
+        if skipped is not None:
+            self._seen = (self._seen or set()) | set(skipped)
 
     def count(self, skipped: Iterable[str], batch: Batch) -> int:
         """Logs and counts the fields that are new in this batch."""
@@ -283,23 +258,6 @@ class SkippedFields:
                 ", ".join(fresh),
             )
         return len(fresh)
-
-    def state_after(self, state: str) -> str:
-        """The stage's state, with the fields seen so far if the batch had others."""
-        seen = sorted(self._seen or ())
-        if seen == self._stored:
-            return state
-        other = msgspec.json.decode(state or "{}", type=dict[str, Any])
-        return msgspec.json.encode({**other, "skipped": seen}).decode()
-
-    def settle(self, state: str, epoch: int) -> None:
-        """Stores the fields in the state, if it has any; from now on they are not reported again."""
-        found = msgspec.json.decode(state, type=_Skipped)
-        if found.skipped is None or found.skipped == self._stored:
-            return
-        if self._path is not None:
-            write_as(epoch, self._path.parent, self._path, msgspec.json.encode(found))
-        self._stored = found.skipped
 
 
 def skipped_fields(options: ReplicaOptions, messages: pa.Table) -> list[str]:

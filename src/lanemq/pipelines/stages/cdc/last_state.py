@@ -23,7 +23,6 @@ from pyspark.sql.types import StructType
 from lanemq.files import StorePath, remove_tree
 from lanemq.model.errors import CodecError, InvalidOption, OrderError
 from lanemq.pipelines.batches import Batch
-from lanemq.pipelines.checkpoint.fencing import read_fenced_json, write_as
 from lanemq.pipelines.checkpoint.queues import check_on_queue_change
 from lanemq.pipelines.ports import (
     DEAD_LETTER_SCHEMA,
@@ -39,7 +38,7 @@ from lanemq.pipelines.ports import (
 )
 from lanemq.pipelines.running.progress import counted
 from lanemq.pipelines.stages.cdc.evolving import Evolution, SkippedFields
-from lanemq.pipelines.stages.cdc.misfits import Misfits, combine_misfits
+from lanemq.pipelines.stages.cdc.misfits import Misfits, combine_misfits, total_misfits
 from lanemq.pipelines.stages.cdc.options import (
     Decimals,
     FormatName,
@@ -51,6 +50,7 @@ from lanemq.pipelines.stages.cdc.options import (
     check_options,
 )
 from lanemq.pipelines.stages.cdc.reading import REASON, QueueSummary, fold_task
+from lanemq.pipelines.stages.cdc.replica_state import QueueEnd, ReplicaState, pack_replica_state, read_replica_state
 from lanemq.pipelines.stages.cdc.sequence import before
 from lanemq.pipelines.stages.cdc.shares import (
     FOLDED_BY_TASKS_FROM,
@@ -63,7 +63,7 @@ from lanemq.pipelines.stages.cdc.shares import (
     read_table,
 )
 from lanemq.pipelines.stages.cdc.table import declare_table
-from lanemq.pipelines.stages.cdc.truncation import Bound, Truncation, newer_bound
+from lanemq.pipelines.stages.cdc.truncation import Bound, newer_bound
 from lanemq.spark.versions import to_arrow_schema
 
 log = logging.getLogger(__name__)
@@ -163,8 +163,8 @@ class LastState(Stage):
         self.schema = self._options.merged_schema
         self.how: Append | Merge = Merge(declared.keys)
         self._work: StorePath | None = None
-        self._ends, self._fields, self._evolution = QueueEnds(), SkippedFields(), Evolution()
-        self._truncation, self._misfits = Truncation(), Misfits()
+        self._state = ReplicaState()
+        self._fields, self._evolution, self._misfits = SkippedFields(), Evolution(), Misfits()
 
     @property
     def options(self) -> ReplicaOptions:
@@ -186,10 +186,14 @@ class LastState(Stage):
         """Opens the stage's folder; refuses one whose rows were made with other keys or another sequence."""
         FrozenTable.of(self._options).check(folder)
         self._work = folder / "work"
-        self._ends, self._fields = QueueEnds(folder / "ends.json"), SkippedFields(folder / "skipped.json")
-        self._evolution = Evolution(folder / "columns.json" if self.evolves else None)
-        self._truncation, self._misfits = Truncation(folder / "emptied.json"), Misfits(folder)
+        self._state = ReplicaState()
+        self._fields, self._evolution, self._misfits = SkippedFields(), Evolution(), Misfits()
         remove_tree(self._work)  # left by a run that was killed
+
+    def continue_from(self, state: str) -> None:
+        self._state = read_replica_state(state)
+        self._fields.continue_from(self._state.skipped)
+        self._evolution.columns = self._state.columns if self.evolves else {}
 
     def process(self, messages: DataFrame, batch: Batch) -> Results:
         """Returns the newest row of each key that the batch changes."""
@@ -219,19 +223,6 @@ class LastState(Stage):
         """Removes the files of a large batch: the sinks have it."""
         remove_tree(self._rows_folder(batch))
 
-    def settle(self, batch: Batch, state: str) -> None:
-        """Stores how far each queue was read, if offsets say what is newer, and what is known of rows so far.
-
-        That is: added columns, skipped fields, the last truncation, and misfits.
-        """
-        self._fields.settle(state, batch.epoch)
-        self._truncation.settle(state, batch.epoch)
-        self._misfits.settle(state, batch.epoch)
-        if self.evolves:
-            self._evolution.settle(state, batch.epoch)
-        if not self._options.parts:
-            self._ends.settle(state, batch.epoch)
-
     def _results(
         self,
         spark: SparkSession,
@@ -254,21 +245,23 @@ class LastState(Stage):
         counts.update(self._evolution.report(fresh, (name for each in queues for name in each.conflicts), batch))
         if counts["ddl"] and not self.evolves:
             log.warning("%s: %d schema changes; the table keeps its declared columns", batch, counts["ddl"])
-        state = "" if self._options.parts or not queues else self._ends.state_after(queues, batch)
-        if self.evolves and queues:
-            state = self._evolution.state_after(fresh, state)
-        state = self._fields.state_after(state)
-        state = self._truncation.state_after(emptied_below, state)
         misfits = combine_misfits(each.misfits for each in queues)
         types = {field.name: field.dataType.simpleString() for field in options.table.schema.fields}
         declared = {name: found for name, found in misfits.items() if name not in options.added}
         self._misfits.report(declared, types, batch)
-        state = self._misfits.state_after(misfits, types, state, batch)
+        after = ReplicaState(
+            queues={} if self._options.parts else ends_after(self._state.queues, queues),
+            columns={**self._state.columns, **fresh},
+            emptied_below=newer_bound((self._state.emptied_below, emptied_below)),
+            skipped=self._fields.seen,
+            misfits=total_misfits(self._state.misfits, misfits, types),
+        )
+        state = "" if after == self._state else pack_replica_state(after)
         return Results(rows, dead_letters, dict(counts), state)
 
     def _refuse_disorder(self, queues: Sequence[QueueSummary], counts: Counter[str], batch: Batch) -> None:
         """Refuses a batch whose order offsets cannot tell: those of different queues cannot be compared."""
-        names = sorted({each.queue for each in queues} | self._ends.names())
+        names = sorted({each.queue for each in queues} | self._state.queues.keys())
         if self._one_queue and len(names) > 1:
             raise OrderError(f"{batch}: one_queue was promised, but there are or were messages of {', '.join(names)}")
         if counts["key_changes"] and not self._one_queue and not self._options.parts:
@@ -277,14 +270,14 @@ class LastState(Stage):
                 f"against the new one: declare a sequence of the source, or one_queue if the topic has only one"
             )
         if not self._options.parts:
-            self._ends.refuse_restart(queues, batch)
+            refuse_restart(self._state.queues, queues, batch)
 
     def _rows(
         self, spark: SparkSession, queues: Sequence[QueueSummary], schema: StructType, batch: Batch, emptied: Bound
     ) -> tuple[Rows, int]:
         """The newest row of each key, on the driver or in files, and how many of them are deletions."""
         wanted, keys, folder = to_arrow_schema(schema), self._options.table.keys, self._folder(batch)
-        older_than = self._truncation.newest(emptied)
+        older_than = newer_bound((self._state.emptied_below, emptied))
         if not queues:
             return TableRows(schema, wanted.empty_table(), emptied), 0
         if sum(each.rows.rows for each in queues) < FOLDED_BY_TASKS_FROM:
@@ -346,65 +339,27 @@ def _unreadable(found: pa.Table, batch: Batch) -> CodecError:
     )
 
 
-class _End(msgspec.Struct, frozen=True):
-    batch: int
-    """The batch that read it; a repeated batch is not compared with itself."""
-    last: int
-    stored: int
-
-
-class _Known(msgspec.Struct):
-    queues: dict[str, _End] = {}
-
-
-class QueueEnds:
-    """How far each queue was read, to refuse a queue that was deleted and created again.
+def refuse_restart(ends: Mapping[str, QueueEnd], queues: Sequence[QueueSummary], batch: Batch) -> None:
+    """Raises `OrderError` if a queue was deleted and created again since it was read up to its end.
 
     Where offsets say what is newer, they must not start over: a lower offset with a later store time belongs to a
     re-created queue, and its changes would silently lose against the rows of the former one. A lower offset with an old
     store time is a repeated message and rightly loses.
     """
+    for each in queues:
+        end = ends.get(each.queue)
+        if end is not None and each.first <= end.last and each.first_stored > end.stored:
+            raise OrderError(
+                f"{batch}: queue {each.queue} continues at offset {each.first} after {end.last}, so it was deleted "
+                "and created again; its changes would count as older than the rows in the table. Begin with an "
+                "empty table and checkpoint, and declare sequence= of the source if this can happen again"
+            )
 
-    def __init__(self, path: StorePath | None = None) -> None:
-        """Reads the ends from `path`, so that a later run knows them; None: keeps them in memory only."""
-        self._path = path
-        self._ends: dict[str, _End] = {}
-        if path is not None and path.exists():
-            found = read_fenced_json(path, _Known)
-            assert isinstance(found, _Known)
-            self._ends = found.queues
 
-    def names(self) -> set[str]:
-        """All queues that were read so far."""
-        return {*self._ends}
-
-    def refuse_restart(self, queues: Sequence[QueueSummary], batch: Batch) -> None:
-        """Raises `OrderError` if a queue has lower offsets than in an earlier batch, and newer messages."""
-        for each in queues:
-            end = self._ends.get(each.queue)
-            if (
-                end is not None
-                and batch.number > end.batch
-                and each.first <= end.last
-                and each.first_stored > end.stored
-            ):
-                raise OrderError(
-                    f"{batch}: queue {each.queue} continues at offset {each.first} after {end.last}, so it was deleted "
-                    "and created again; its changes would count as older than the rows in the table. Begin with an "
-                    "empty table and checkpoint, and declare sequence= of the source if this can happen again"
-                )
-
-    def state_after(self, queues: Sequence[QueueSummary], batch: Batch) -> str:
-        """The ends after the batch, for `settle`. Several tasks may report one queue."""
-        ends = dict(self._ends)
-        for each in queues:
-            known = ends.get(each.queue)
-            last, stored = (known.last, known.stored) if known is not None else (-1, 0)
-            ends[each.queue] = _End(batch.number, max(last, each.last), max(stored, each.stored))
-        return msgspec.json.encode(_Known(ends)).decode()
-
-    def settle(self, state: str, epoch: int) -> None:
-        """Stores the ends: the batch counts."""
-        self._ends = msgspec.json.decode(state, type=_Known).queues
-        if self._path is not None:
-            write_as(epoch, self._path.parent, self._path, state.encode())
+def ends_after(ends: Mapping[str, QueueEnd], queues: Sequence[QueueSummary]) -> dict[str, QueueEnd]:
+    """How far each queue was read after a batch. Several tasks may report one queue."""
+    after = dict(ends)
+    for each in queues:
+        known = after.get(each.queue, QueueEnd(-1, 0))
+        after[each.queue] = QueueEnd(max(known.last, each.last), max(known.stored, each.stored))
+    return after

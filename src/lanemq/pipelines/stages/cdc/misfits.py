@@ -1,20 +1,15 @@
 """Misfits, values that did not fit their column and became null: reported once per run and column, kept for `status`.
 
-Tasks count them by column and keep the first value of each. The checkpoint has the totals, in `misfits.json` of the
-stage's folder.
-
-Invariant: a repeated batch is counted once.
+Tasks count them by column and keep the first value of each. The stage's state has the totals.
 """
 
 import logging
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
-from lanemq.files import StorePath
 from lanemq.pipelines.batches import Batch
-from lanemq.pipelines.checkpoint.fencing import read_fenced_json, write_as
 from lanemq.pipelines.running.progress import counted
 
 log = logging.getLogger(__name__)
@@ -29,20 +24,10 @@ class ColumnMisfits(msgspec.Struct, frozen=True):
     type: str
     first: str
     count: int
-    batch: int
-    """The last batch that had one."""
-    before: int
-    """The count before that batch, from which a repetition of it counts."""
 
     def line(self, column: str) -> str:
         """A sentence for people."""
         return _line(column, self.type, self.count, self.first)
-
-
-class _Known(msgspec.Struct):
-    """What is stored beside the stage's other state."""
-
-    misfits: dict[str, ColumnMisfits] = {}
 
 
 def combine_misfits(parts: Iterable[Found]) -> Found:
@@ -55,19 +40,10 @@ def combine_misfits(parts: Iterable[Found]) -> Found:
     return both
 
 
-def read_misfits(stage_folder: StorePath) -> dict[str, ColumnMisfits]:
-    """The misfits that a stage has recorded, by column; empty for stages without any."""
-    path = stage_folder / "misfits.json"
-    return read_fenced_json(path, _Known).misfits if path.exists() else {}
-
-
 class Misfits:
-    """The misfits of a stage: those of this run that were reported, and the totals."""
+    """Reports the misfits of a run."""
 
-    def __init__(self, folder: StorePath | None = None) -> None:
-        """Reads the totals from the stage's folder; None: keeps them in memory only."""
-        self._folder = folder
-        self._totals = {} if folder is None else read_misfits(folder)
+    def __init__(self) -> None:
         self._reported: set[str] = set()
 
     def report(self, found: Found, types: Mapping[str, str], batch: Batch) -> None:
@@ -82,26 +58,16 @@ class Misfits:
                     _line(column, types[column], count, first),
                 )
 
-    def state_after(self, found: Found, types: Mapping[str, str], state: str, batch: Batch) -> str:
-        """The stage's state, with the totals after the batch."""
-        if not found:
-            return state
-        totals = dict(self._totals)
-        for column, (count, first) in found.items():
-            known = totals.get(column, ColumnMisfits(types[column], first, 0, batch.number, 0))
-            before = known.before if known.batch == batch.number else known.count
-            totals[column] = ColumnMisfits(types[column], known.first, before + count, batch.number, before)
-        other = msgspec.json.decode(state or "{}", type=dict[str, Any])
-        return msgspec.json.encode({**other, "misfits": totals}).decode()
 
-    def settle(self, state: str, epoch: int) -> None:
-        """Stores the totals in the state, if it has any."""
-        found = msgspec.json.decode(state, type=_Known)
-        if not found.misfits or found.misfits == self._totals:
-            return
-        if self._folder is not None:
-            write_as(epoch, self._folder, self._folder / "misfits.json", msgspec.json.encode(found))
-        self._totals = found.misfits
+def total_misfits(
+    before: Mapping[str, ColumnMisfits], found: Found, types: Mapping[str, str]
+) -> dict[str, ColumnMisfits]:
+    """The totals after a batch."""
+    totals = dict(before)
+    for column, (count, first) in found.items():
+        known = totals.get(column, ColumnMisfits(types[column], first, 0))
+        totals[column] = ColumnMisfits(types[column], known.first, known.count + count)
+    return totals
 
 
 def _line(column: str, type: str, count: int, first: str) -> str:

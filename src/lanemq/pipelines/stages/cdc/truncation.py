@@ -11,12 +11,9 @@ queues deliver them; where nothing says whether a change is older or newer than 
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lanemq.files import StorePath
-from lanemq.pipelines.checkpoint.fencing import read_fenced_json, write_as
 from lanemq.pipelines.ports import SEQUENCE
 from lanemq.pipelines.queue_ties import source_and_queue, source_part, truncated_in_two_queues
 
@@ -33,45 +30,6 @@ def newer_bound(bounds: Iterable[Bound]) -> Bound:
 def drop_older(rows: pa.Table, bound: Bound) -> pa.Table:
     """The rows that are newer than a truncation."""
     return rows if bound is None else rows.filter(pc.greater(rows[SEQUENCE], pa.scalar(bound)))
-
-
-class _Known(msgspec.Struct):
-    """What is stored beside the stage's other state."""
-
-    emptied_below: Bound = None
-
-
-class Truncation:
-    """The newest truncation that the batches so far had."""
-
-    def __init__(self, path: StorePath | None = None) -> None:
-        """Reads it from `path`; None: keeps it in memory only."""
-        self._path = path
-        self._bound: Bound = None
-        if path is not None and path.exists():
-            found = read_fenced_json(path, _Known)
-            assert isinstance(found, _Known)
-            self._bound = found.emptied_below
-
-    def newest(self, found: Bound) -> Bound:
-        """The newest of the known truncations and `found`, which the batch has."""
-        return newer_bound((self._bound, found))
-
-    def state_after(self, found: Bound, state: str) -> str:
-        """The stage's state, with the newest truncation if the batch has one."""
-        if found is None:
-            return state
-        other = msgspec.json.decode(state or "{}", type=dict[str, Any])
-        return msgspec.json.encode({**other, "emptied_below": self.newest(found)}).decode()
-
-    def settle(self, state: str, epoch: int) -> None:
-        """Stores the truncation in the state, if there is one; from now on older changes are dropped."""
-        found = msgspec.json.decode(state, type=_Known)
-        if found.emptied_below is None or found.emptied_below == self._bound:
-            return
-        if self._path is not None:
-            write_as(epoch, self._path.parent, self._path, msgspec.json.encode(found))
-        self._bound = found.emptied_below
 
 
 def refuse_unordered(queues: Sequence[tuple[str, pa.Table]], bounds: Iterable[Bound]) -> None:

@@ -5,11 +5,11 @@ pipeline that is down takes it when it starts.
 
     requests/<id>.json                  a request about held and parked lanes
     redrives/asked/<id>.dead_letters    dead letters with their messages, not finished by a retry pass
-    redrives/done/<id>.dead_letters     finished ones; without their messages, once these cannot be needed again
+    redrives/done/<id>.dead_letters     finished ones, without their messages
     redrives/lock                       held while an operator's request is written
 
-Invariants: a dead letter is in at most one file, so it is in at most one retry pass; messages stay until the intent of
-their pass is gone, so that a repeated pass is the same; `ask` returns only when the request is on disk.
+Invariants: a dead letter is in at most one file, so it is in at most one retry pass; messages stay until the state
+after their pass counts, so that a repeated pass is the same; `ask` returns only when the request is on disk.
 """
 
 import fcntl
@@ -24,7 +24,7 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 
 from lanemq.clock import SystemClock
-from lanemq.files import StorePath, can_rename, copy, create, read_json, sync, write_durably, write_json
+from lanemq.files import StorePath, create, read_json, sync, write_durably, write_json
 from lanemq.model.errors import InvalidOption, StateLost
 from lanemq.pipelines.stages.transitions.messages import WaitingMessage
 from lanemq.pipelines.stages.transitions.shard import keyless
@@ -187,36 +187,29 @@ class Redrives:
         return self._identities(self._done)
 
     def dead_letters(self, ident: str) -> list[RedrivenDeadLetter]:
-        """The dead letters of one file. Also found after a crash between the end of its pass and its intent's."""
-        for folder in (self._asked, self._done):
-            try:
-                return _read(folder / f"{ident}.dead_letters")
-            except FileNotFoundError:
-                continue
-        raise StateLost(
-            f"{ident}.dead_letters is missing in {self._folder}: another program removed it. Restore the checkpoint's "
-            f"folder from a copy"
-        )
+        """The dead letters of one file."""
+        path = self._asked / f"{ident}.dead_letters"
+        try:
+            return _read(path)
+        except FileNotFoundError:
+            raise StateLost(
+                f"{path} is missing: another program removed it. Restore the checkpoint's folder from a copy"
+            ) from None
 
     def carried_out(self, ident: str) -> None:
-        """Marks a file as done: the sinks have its rows. May be repeated."""
+        """Moves a file to those that are done: the state after its pass counts. May be repeated.
+
+        The bodies are removed; the identities stay, so that none is redriven twice.
+        """
         self._done.mkdir(parents=True, exist_ok=True)
         source = self._asked / f"{ident}.dead_letters"
-        if not source.exists():
+        try:
+            bare = [msgspec.structs.replace(each, message=_without_body(each.message)) for each in _read(source)]
+        except FileNotFoundError:
             return
-        if can_rename(source):
-            source.rename(self._done / source.name)
-        else:  # until the second step it is in both, and a repetition ends with both steps done
-            copy(source, self._done / source.name)
-            source.unlink(missing_ok=True)
-        sync(self._done)
+        write_durably(self._done / source.name, _encode(bare))
+        source.unlink(missing_ok=True)
         sync(self._asked)
-
-    def forget_bodies(self, ident: str) -> None:
-        """Removes the bodies in a file whose pass is never repeated. The identities stay, so none is redriven twice."""
-        path = self._done / f"{ident}.dead_letters"
-        bare = [msgspec.structs.replace(each, message=_without_body(each.message)) for each in _read(path)]
-        write_durably(path, _encode(bare))
 
     def _identities(self, folder: StorePath) -> set[Identity]:
         found: set[Identity] = set()

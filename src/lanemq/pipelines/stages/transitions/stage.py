@@ -1,20 +1,19 @@
 """`Transitions`: a stage that gives every event of a key to a step, in order, once.
 
-The driver's part: it records what a unit of work starts from, lets Spark's tasks do the work (`worker.py`), turns their
-answers into rows for the sinks, and records the state after it. A unit of work is a batch or a retry pass.
+The driver's part: it decides what a unit of work starts from, lets Spark's tasks do the work (`worker.py`), and turns
+their answers into rows for the sinks and the state after it. A unit of work is a batch or a retry pass. The state is a
+manifest (`manifest.py`), which the checkpoint keeps.
 
 In the stage's folder:
 
     stage.json                options that must not change while state exists
-    intents/, manifests/      units that were begun, and their state when they ended, see unit_log.py
     requests/, redrives/      what operators request, see operator_requests.py
     state/<shard>/...         see shard.py
     work/<number>/...         rows for the sinks
 
-Invariants: a repeated unit starts from the manifest that its intent names, so it sees what the first attempt saw, and
-missing state is noticed and never replaced by older state; an operator's request is taken by one retry pass; a unit
-that retry passes were built on is never computed again. There is no next manifest unless every task did its work and
-exactly one task worked on each shard.
+Invariants: missing state is noticed and never replaced by older state; a request of an operator is removed when the
+state after its retry pass counts, and not before. There is no next manifest unless every task did its work and exactly
+one task worked on each shard.
 """
 
 from collections import Counter
@@ -31,7 +30,7 @@ from pyspark.sql.functions import lit, pmod
 from pyspark.sql.types import StructType
 
 from lanemq.clock import Clock, SystemClock, wall_ms
-from lanemq.files import StorePath, read_json, remove_tree, sync, write_json
+from lanemq.files import StorePath, read_json, remove_tree, write_json
 from lanemq.model.errors import Closed, InvalidOption, LaneError, LaneFrozen, OrderError, StateLost
 from lanemq.model.units import Seconds, to_millis
 from lanemq.pipelines.batches import NUMBERS_PER_BATCH, Batch
@@ -50,6 +49,7 @@ from lanemq.pipelines.ports import (
 )
 from lanemq.pipelines.stages.transitions.carried_types import carry_types
 from lanemq.pipelines.stages.transitions.event_time import EventTime, IdleQueues, QueueTime, common_watermark
+from lanemq.pipelines.stages.transitions.manifest import EMPTY, Manifest, ShardEntry, pack_manifest, read_manifest
 from lanemq.pipelines.stages.transitions.messages import COLUMNS, SHARD, OnTimer, Step
 from lanemq.pipelines.stages.transitions.operator_requests import (
     FILES_PER_PASS,
@@ -80,13 +80,6 @@ from lanemq.pipelines.stages.transitions.state_schema import (
     state_schema,
 )
 from lanemq.pipelines.stages.transitions.timers import takes_context
-from lanemq.pipelines.stages.transitions.unit_log import (
-    Intent,
-    Manifest,
-    ShardEntry,
-    UnitLog,
-    read_manifest,
-)
 from lanemq.pipelines.stages.transitions.worker import (
     ANSWER,
     ShardSummary,
@@ -110,9 +103,26 @@ class _Opened(NamedTuple):
     """What a stage has between `open` and its end."""
 
     spark: SparkSession
-    unit_log: UnitLog
+    folder: StorePath
     cleaned: dict[str, int]
     """The snapshot of each shard up to which files were removed."""
+
+
+class _Unit(NamedTuple):
+    """What a unit of work starts from."""
+
+    base: Manifest
+    wall: int
+    """Wall time of the unit, milliseconds."""
+    watermark: int
+    """How far event time has come by what all queues have read, milliseconds; 0: unknown."""
+    requests: tuple[OperatorRequest, ...] = ()
+    shards: tuple[str, ...] = ()
+    """Of a retry pass: the shards it works on."""
+    redrives: tuple[str, ...] = ()
+    """Of a retry pass: files of dead letters that it gives to the step again."""
+    idle: tuple[str, ...] = ()
+    """Of a retry pass: idle queues, whose keys continue with this watermark."""
 
 
 class Transitions(Stage):
@@ -204,6 +214,9 @@ class Transitions(Stage):
         if self._timers_every < 1:
             raise InvalidOption(f"timers_every={timers_every}: use 0.001 seconds or more")
         self._opened: _Opened | None = None
+        self._manifest = EMPTY
+        self._continues = False
+        """Whether the stage was told from which state to continue."""
         idle_after = self._options.event_time.idle_after
         self._idle = None if idle_after is None or not takes_context(step) else IdleQueues(to_millis(idle_after))
         self._observe_every = 0 if idle_after is None else min(max(to_millis(idle_after) // 4, 100), MAX_OBSERVE_EVERY)
@@ -221,38 +234,40 @@ class Transitions(Stage):
     def open(self, spark: SparkSession, folder: StorePath) -> None:
         """Opens the stage's folder; refuses one whose state was made with other shards or numbers."""
         carry_types()
-        self._opened = _Opened(spark, UnitLog(folder.absolute()), {})
+        self._opened, self._manifest = _Opened(spark, folder.absolute(), {}), EMPTY
+        self._continues = False
         frozen = FrozenOptions.of(self._shards, self._options.sequence, self._options.first_number)
         schema = state_schema(self._options.state_type)
         _freeze(msgspec.structs.replace(frozen, state=schema), folder, upgrades=self._options.upgrade_state is not None)
-        timers = sum(entry.timers for entry in self._unit_log.newest().shards.values())
+
+    def continue_from(self, state: str) -> None:
+        """Starts the next unit from this manifest. Other units see a unit's changes only from now on."""
+        self._manifest = read_manifest(state)
+        if not self._continues:
+            self._continues = True
+            self._refuse_unread_timers()
+            self._remove_requests()  # a crash may have come between the sinks' commits and their removal
+
+    def _refuse_unread_timers(self) -> None:
+        timers = sum(entry.timers for entry in self._manifest.shards.values())
         if timers and self._options.on_timer is None:
             raise InvalidOption(
-                f"on_timer is missing, and {timers} keys of the state in {folder} have timers: give it, and let it "
-                f"return (state, []) for timers that have no meaning any more"
+                f"on_timer is missing, and {timers} keys of the state in {self._folder} have timers: give it, and let "
+                f"it return (state, []) for timers that have no meaning any more"
             )
 
     def process(self, messages: DataFrame, batch: Batch) -> Results:
-        """Returns the rows of a batch, the same ones if the batch is repeated."""
-        if _has_passes(batch, self._unit_log.manifests()):
-            # Retry passes were built on it, so the sinks have it; only Spark has not recorded it yet.
-            return Results(FileRows(self.schema, []), counts={"repeated_batches": 1})
-        intent = self._begin(batch)
-        frame = self._arranged(messages).mapInArrow(partial(apply_messages, self._unit_inputs(intent)), ANSWER)
-        return self._collect(batch, intent, frame)
-
-    def settle(self, batch: Batch, state: str) -> None:
-        """Records the manifest of the attempt that counts. Other units see its changes only from now on."""
-        self._unit_log.complete(read_manifest(state), batch.epoch)
+        """Returns the rows of a batch."""
+        _check_base(batch, self._manifest)
+        unit = _Unit(self._manifest, self._clock.wall(), self._watermark(self._manifest))
+        frame = self._arranged(messages).mapInArrow(partial(apply_messages, self._unit_inputs(batch, unit)), ANSWER)
+        return self._collect(batch, unit, frame)
 
     def due(self, now: datetime) -> float | None:
-        """Seconds until a retry pass is due; None while nothing waits, or while a unit is not finished."""
-        unit_log = self._unit_log
-        if set(unit_log.intents()) & set(unit_log.manifests()):
-            return None
-        if pending_requests(unit_log.folder) or Redrives(unit_log.folder).pending():
+        """Seconds until a retry pass is due; None while nothing waits."""
+        if pending_requests(self._folder) or Redrives(self._folder).pending():
             return 0.0
-        newest = unit_log.newest()
+        newest = self._manifest
         times = [entry.retry_at for entry in newest.shards.values() if entry.retry_at is not None]
         times += self._timer_times(newest)
         return max(0, min(times) - wall_ms(now)) / 1000 if times else None
@@ -299,69 +314,38 @@ class Transitions(Stage):
 
     def process_retry_pass(self, batch: Batch) -> Results | None:
         """Retries lanes whose wait is over or that an operator requested. None if there are none."""
-        unit_log, spark = self._unit_log, self._open_stage.spark
-        manifests = unit_log.manifests()
-        if any(number > batch.number for number in manifests):
-            if batch.number in manifests:
-                self.finished(batch)
-            unit_log.remove("intents", batch.number)
+        unit = self._planned_retry_pass()
+        if unit is None:
             return None
-        intent = unit_log.intent(batch.number) or self._planned_retry_pass(batch)
-        if intent is None:
-            return None
-        shards = spark.createDataFrame([(name,) for name in intent.shards], "shard string")
+        _check_base(batch, unit.base)
+        spark = self._open_stage.spark
+        shards = spark.createDataFrame([(name,) for name in unit.shards], "shard string")
         # A task costs more than most shards, so there are no more of them than can run at once.
-        frame = shards.repartition(min(len(intent.shards), spark.sparkContext.defaultParallelism), "shard")
-        return self._collect(batch, intent, frame.mapInArrow(partial(retry_lanes, self._unit_inputs(intent)), ANSWER))
-
-    def unfinished_retry_pass(self) -> int | None:
-        """The number of a retry pass that a crash interrupted."""
-        return max((number for number in self._unit_log.intents() if number % NUMBERS_PER_BATCH), default=None)
+        frame = shards.repartition(min(len(unit.shards), spark.sparkContext.defaultParallelism), "shard")
+        work = partial(retry_lanes, self._unit_inputs(batch, unit))
+        return self._collect(batch, unit, frame.mapInArrow(work, ANSWER))
 
     def finished(self, batch: Batch) -> None:
-        """Removes what only the sinks needed. The intent is removed last: until then the unit counts as unfinished."""
-        unit_log = self._unit_log
-        folder, intent = unit_log.folder, unit_log.intent(batch.number)
-        for request in intent.requests if intent else ():
-            remove_request(folder, request)
-        redriven = intent.redrives if intent else ()
-        for ident in redriven:
-            Redrives(folder).carried_out(ident)
-        remove_tree(work_folder(folder, batch.number))
-        remove_old(unit_log, batch, self._open_stage.cleaned)
-        unit_log.remove("intents", batch.number)
-        if redriven:
-            sync(folder / "intents")  # if a power cut brought the intent back, its retry pass would need the bodies
-        for ident in redriven:
-            Redrives(folder).forget_bodies(ident)
+        """Removes what only the sinks needed, and files that only former states need."""
+        self._remove_requests()
+        remove_tree(work_folder(self._folder, batch.number))
+        cleaned = self._open_stage.cleaned
+        for name, entry in self._manifest.shards.items():
+            if entry.snapshot > cleaned.get(name, START):
+                ShardFiles(self._folder, self._manifest.query, name).remove_before(entry.snapshot)
+                cleaned[name] = entry.snapshot
 
-    def _begin(
-        self,
-        batch: Batch,
-        requests: tuple[OperatorRequest, ...] = (),
-        shards: tuple[str, ...] = (),
-        redrives: tuple[str, ...] = (),
-    ) -> Intent:
-        """Records and returns the unit's intent; that of an earlier attempt if it starts from the same manifest."""
-        unit_log = self._unit_log
-        base = unit_log.manifest_before(batch.number)
-        _check_base(batch, base)
-        found = unit_log.intent(batch.number)
-        # A retry pass may have come in between, if the earlier attempt ended before its manifest was written.
-        if found is not None and found.base == base.number:
-            return found
-        wall, watermark = self._clock.wall(), self._watermark(base)
-        # A queue with messages in a batch is not idle, whatever was observed before.
-        idle = tuple(sorted(self._idle_queues(base))) if batch.is_retry_pass and self._shards == "queue" else ()
-        intent = Intent(batch.number, batch.query, base.number, wall, requests, shards, redrives, watermark, idle)
-        unit_log.begin(intent, batch.epoch)
-        return intent
+    def _remove_requests(self) -> None:
+        """Removes what the last unit has carried out for operators: the state after it counts."""
+        for request in self._manifest.requests:
+            remove_request(self._folder, request)
+        for ident in self._manifest.redrives:
+            Redrives(self._folder).carried_out(ident)
 
-    def _planned_retry_pass(self, batch: Batch) -> Intent | None:
-        """The intent of a retry pass; None if nothing is due. Requests about lanes that are not held are dropped."""
-        unit_log = self._unit_log
-        requests, wall = pending_requests(unit_log.folder), self._clock.wall()
-        base = unit_log.manifest_before(batch.number)
+    def _planned_retry_pass(self) -> _Unit | None:
+        """What a retry pass starts from; None if nothing is due. Requests about lanes that are not held are dropped."""
+        folder, base = self._folder, self._manifest
+        requests, wall = pending_requests(folder), self._clock.wall()
         self._observe_queues(base, at_once=True)
         watermark = self._watermark(base)
         shards = {
@@ -372,29 +356,29 @@ class Transitions(Stage):
             or _has_come(entry.timer_at, wall)
             or self._is_event_timer_due(base, name, watermark)
         }
-        redrives = tuple(Redrives(unit_log.folder).pending()[:FILES_PER_PASS])  # the rest is due at once
+        redrives = tuple(Redrives(folder).pending()[:FILES_PER_PASS])  # the rest is due at once
         shards |= self._shards_of(redrives)
         if shards:
-            return self._begin(batch, tuple(requests), tuple(sorted(shards)), redrives)
+            # A queue with messages in a batch is not idle, whatever was observed before.
+            idle = tuple(sorted(self._idle_queues(base))) if self._shards == "queue" else ()
+            return _Unit(base, wall, watermark, tuple(requests), tuple(sorted(shards)), redrives, idle)
         for request in requests:
-            remove_request(unit_log.folder, request)
+            remove_request(folder, request)
         return None
 
-    def _unit_inputs(self, intent: Intent) -> UnitInputs:
-        unit_log = self._unit_log
-        entries = unit_log.manifest(intent.base).shards
+    def _unit_inputs(self, batch: Batch, unit: _Unit) -> UnitInputs:
         return UnitInputs(
             options=self._options,
-            stage_folder=unit_log.folder,
-            query=intent.query,
-            number=intent.number,
-            wall=intent.wall,
-            versions={name: entry.version for name, entry in entries.items()},
-            actions=RequestedActions.of(intent.requests) if intent.requests else NO_ACTIONS,
-            redrives=intent.redrives,
-            lane_shards=self._lane_shards(intent.redrives),
-            watermark=intent.watermark,
-            idle=intent.idle,
+            stage_folder=self._folder,
+            query=batch.query,
+            number=batch.number,
+            wall=unit.wall,
+            versions={name: entry.version for name, entry in unit.base.shards.items()},
+            actions=RequestedActions.of(unit.requests) if unit.requests else NO_ACTIONS,
+            redrives=unit.redrives,
+            lane_shards=self._lane_shards(unit.redrives),
+            watermark=unit.watermark,
+            idle=unit.idle,
         )
 
     def _shards_of(self, redrives: tuple[str, ...]) -> set[str]:
@@ -414,15 +398,13 @@ class Transitions(Stage):
         return {row.lane: f"keys-{row[SHARD]}" for row in rows}
 
     def _redriven_dead_letters(self, redrives: tuple[str, ...]) -> Iterator[RedrivenDeadLetter]:
-        found = Redrives(self._unit_log.folder)
+        found = Redrives(self._folder)
         return (each for ident in redrives for each in found.dead_letters(ident))
 
-    def _collect(self, batch: Batch, intent: Intent, frame: DataFrame) -> Results:
-        """Lets Spark run the tasks and collects their answers. The state in the results counts only after `settle`."""
-        unit_log = self._unit_log
+    def _collect(self, batch: Batch, unit: _Unit, frame: DataFrame) -> Results:
+        """Lets Spark run the tasks and collects their answers."""
         summaries = summaries_of(unpack_answer(bytes(row.answer)) for row in frame.collect())
-        after = manifest_after(unit_log.manifest(intent.base), batch, intent, summaries)
-        return results(unit_log.folder, batch, self.schema, summaries, after)
+        return results(self._folder, batch, self.schema, summaries, _manifest_after(batch, unit, summaries))
 
     def _arranged(self, messages: DataFrame) -> DataFrame:
         """The rows as they were read, or shuffled by key and sorted by queue and offset: a shard is in one task."""
@@ -436,8 +418,8 @@ class Transitions(Stage):
         return shared.repartition(self._shards, "key").sortWithinPartitions(SHARD, *_POSITION)
 
     @property
-    def _unit_log(self) -> UnitLog:
-        return self._open_stage.unit_log
+    def _folder(self) -> StorePath:
+        return self._open_stage.folder
 
     @property
     def _open_stage(self) -> _Opened:
@@ -496,17 +478,6 @@ def _freeze(options: FrozenOptions, folder: StorePath, *, upgrades: bool) -> Non
         write_json(path, msgspec.structs.replace(found, sequence=options.sequence, state=options.state))
 
 
-def _has_passes(batch: Batch, manifests: list[int]) -> bool:
-    """Whether retry passes ran after the batch. Raises if the state is newer than Spark's last batch can explain."""
-    newest = max(manifests, default=START)
-    if newest // NUMBERS_PER_BATCH > batch.spark_batch + 1:
-        raise StateLost(
-            f"{batch} comes again, but the state is already that of batch {newest // NUMBERS_PER_BATCH}: Spark's part "
-            f"of the checkpoint was deleted or restored. Restore all of it as it was, or start with an empty one"
-        )
-    return any(batch.number < number < batch.number + NUMBERS_PER_BATCH for number in manifests)
-
-
 def _check_base(batch: Batch, base: Manifest) -> None:
     """Refuses to continue from state of another query, or from state that is too old."""
     if base.number >= 0 and base.query != batch.query:
@@ -541,9 +512,9 @@ def summaries_of(answers: Iterable[TaskAnswer]) -> list[ShardSummary]:
     return [found[name] for name in sorted(found)]
 
 
-def manifest_after(base: Manifest, batch: Batch, intent: Intent, summaries: Iterable[ShardSummary]) -> Manifest:
+def _manifest_after(batch: Batch, unit: _Unit, summaries: Iterable[ShardSummary]) -> Manifest:
     """The manifest after the unit."""
-    shards, times = dict(base.shards), dict(base.times)
+    shards, times = dict(unit.base.shards), dict(unit.base.times)
     for each in summaries:
         before, timers = shards.get(each.shard), each.timers
         snapshot = batch.number if each.snapshot else (before.snapshot if before else START)
@@ -561,8 +532,8 @@ def manifest_after(base: Manifest, batch: Batch, intent: Intent, summaries: Iter
         for queue, newest in timers.newest.items():
             # The shards of a unit have the same wall time, and each has read a part of the queue.
             highest = max(newest, times[queue].newest if queue in times else 0)
-            times[queue] = QueueTime(highest, intent.wall)
-    return Manifest(batch.number, batch.query, shards, intent.wall, times, intent.watermark)
+            times[queue] = QueueTime(highest, unit.wall)
+    return Manifest(batch.number, batch.query, shards, unit.wall, times, unit.watermark, unit.requests, unit.redrives)
 
 
 def results(
@@ -582,35 +553,10 @@ def results(
         outputs=FileRows(schema, outputs),
         dead_letters=FileRows(DEAD_LETTER_SCHEMA, dead) if dead else None,
         counts=dict(counts),
-        state=msgspec.json.encode(after).decode(),
+        state=pack_manifest(after),
         late=frozenset(message for each in summaries for message in each.late),
     )
 
 
 def _files(folder: StorePath, found: list[tuple[str, str, int]]) -> list[RowFile]:
     return [RowFile(shard, folder / name, rows) for shard, name, rows in found if rows]
-
-
-def remove_old(unit_log: UnitLog, batch: Batch, cleaned: dict[str, int]) -> None:
-    """Removes what no repetition of the last two units can need.
-
-    After a retry pass the batch before it is never computed again, so the oldest manifest kept is the one that the pass
-    started from. A topic without new messages has retry passes only.
-
-    Args:
-        unit_log: The stage's log.
-        batch: The unit that has just finished.
-        cleaned: The snapshot of each shard up to which files were removed before; updated.
-    """
-    manifests = sorted(unit_log.manifests())
-    floor = batch.number if batch.is_retry_pass else (batch.spark_batch - 1) * NUMBERS_PER_BATCH
-    below = [number for number in manifests if number < floor]
-    if not below:
-        return
-    oldest = unit_log.manifest(below[-1])
-    for name, entry in oldest.shards.items():
-        if entry.snapshot > cleaned.get(name, START):
-            ShardFiles(unit_log.folder, oldest.query, name).remove_before(entry.snapshot)
-            cleaned[name] = entry.snapshot
-    for number in below[:-1]:
-        unit_log.remove("manifests", number)

@@ -3,6 +3,7 @@
 The real stages and sinks, without a JVM: a crash is an error raised inside a sink's commit.
 """
 
+import os
 import sqlite3
 import uuid
 from collections.abc import Callable, Iterator
@@ -31,8 +32,10 @@ from lanemq.pipelines import (
     Transitions,
 )
 from lanemq.pipelines.batches import Batch, batch_number
-from lanemq.pipelines.checkpoint.checkpoint import Checkpoint, stage_folder
-from lanemq.pipelines.checkpoint.decisions import Decisions
+from lanemq.pipelines.checkpoint.checkpoint import Checkpoint, run_log_folder, stage_folder
+from lanemq.pipelines.checkpoint.run_log import RunLog, read_log
+from lanemq.pipelines.checkpoint.unit_record import UNIT, unit_in
+from lanemq.pipelines.checkpoint.units import Units
 from lanemq.pipelines.operate.parked import show
 from lanemq.pipelines.ports import DEAD_LETTER_SCHEMA, Append, FileRows, Results, RowFile, SinkRun
 from lanemq.pipelines.running.batch_processor import BatchProcessor
@@ -126,7 +129,12 @@ class Run:
         return sorted(ds.dataset(files).to_table()["queue_offset"].to_pylist()) if files else []
 
     def decided(self) -> list[int]:
-        return Decisions(self.checkpoint / "lanemq" / "decided").numbers()
+        """The number of the unit that is decided, if there is one. Its rows are there exactly as long."""
+        unit = unit_in(read_log(run_log_folder(self.checkpoint)).records)
+        folder = self.checkpoint / "lanemq" / "decided"
+        found = [] if unit is None or unit.decided is None else [unit.number]
+        assert len(list(folder.iterdir()) if folder.is_dir() else []) == len(found)
+        return found
 
     @property
     def state(self) -> StorePath:
@@ -166,6 +174,49 @@ def test_a_decided_dead_letter_stays_one_when_the_step_would_succeed_later(run: 
     assert show(run.state, "a")[0].state == 1, "the state is the decided one"
 
 
+STEPS = [
+    (RunLog, "record"),
+    (Transitions, "continue_from"),
+    (ParquetSink, "write"),
+    (SqliteSink, "write"),
+    (Units, "complete"),
+    (Transitions, "finished"),
+]
+"""The steps of a decided batch behind its computation, in order: dead letters go to the Parquet folder."""
+
+
+@ANYWHERE
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(("owner", "step"), STEPS, ids=[f"{owner.__name__}.{step}" for owner, step in STEPS])
+def test_a_driver_that_dies_at_any_step_leaves_every_message_in_one_table_once(
+    run: Run, monkeypatch: pytest.MonkeyPatch, owner: type, step: str, when: str
+) -> None:
+    """The step's answers differ in the second run, so a batch that is decided twice is visible."""
+    real = getattr(owner, step)
+
+    def dies(*args: Any, **options: Any) -> Any:
+        if step == "record" and args[1] != UNIT:
+            return real(*args, **options)
+        if when == "after":
+            real(*args, **options)
+        raise PowerCut
+
+    Service.up = False
+    processor = run.start()
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, step, dies)
+        with pytest.raises(PowerCut):
+            processor.process_batch(run.frame(), 0)
+    Service.up = True
+    run.start().process_batch(run.frame(), 0)
+    counts = (step, when) != ("record", "before")
+    assert (run.rows(), run.dead_offsets()) == (([0, 2], [1]) if counts else ([0, 1, 2], []))
+    run.spark_recorded(planned=1, done=0)
+    run.start().process_batch(FakeFrame([[arrow([Sent(0, 3, "a", {"n": 3})])]], never), 1)  # type: ignore[arg-type]
+    assert show(run.state, "a")[0].state == (2 if counts else 3)
+    assert run.decided() == []
+
+
 @ANYWHERE
 def test_a_decided_row_is_not_lost_when_the_second_attempt_would_fail(
     run: Run, monkeypatch: pytest.MonkeyPatch
@@ -190,20 +241,19 @@ def test_a_decided_row_is_not_lost_when_the_second_attempt_would_fail(
 
 
 @ANYWHERE
-def test_a_decision_is_settled_before_any_retry_pass(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a crash between decision and state, a retry pass would work on state from before the decision."""
+def test_the_state_of_a_decided_batch_counts_before_any_retry_pass(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a retry pass would work on state from before the decision."""
 
-    def dies(stage: Transitions, batch: Batch, state: str) -> None:
+    def dies(stage: Transitions, state: str) -> None:
         raise PowerCut
 
     Service.up = False
     with monkeypatch.context() as patched:
-        patched.setattr(Transitions, "settle", dies)
         processor = run.start()
+        patched.setattr(Transitions, "continue_from", dies)
         with pytest.raises(PowerCut):
             processor.process_batch(run.frame(), 0)
     place = run.state
-    assert show(place, "a") == []
     request_redrive(place, everything=True)
     processor = run.start()
     assert show(place, "a")[0].state == 1
@@ -236,22 +286,43 @@ def test_a_sink_that_may_have_part_of_a_batch_gets_the_same_rows_again(run: Run)
     run.start().process_batch(run.frame(), 0)
     assert seen == [[0, 1, 2], [0, 1, 2]]
     assert run.dead_offsets() == []
-    assert run.start() is not None
-    assert run.decided() == [NUMBER], "Spark has not recorded the batch, so it may come again"
-    run.spark_recorded(planned=0, done=0)
-    run.start()
     assert run.decided() == []
+    assert run.start().process_batch(run.frame(), 0).repeated, "Spark has not recorded the batch, so it may come again"
+    assert len(seen) == 2
 
 
 @ANYWHERE
-def test_the_next_batch_removes_the_last_decision(run: Run) -> None:
-    Service.up = False
-    processor = run.start()
-    processor.process_batch(run.frame(), 0)
-    assert run.decided() == [NUMBER]
+def test_the_rows_of_a_decided_batch_are_there_until_the_sinks_have_it(run: Run) -> None:
+    Service.up, made = False, []
+    run.sink.dies = lambda: made.extend(run.decided())
+    run.start().process_batch(run.frame(), 0)
+    assert (made, run.decided()) == ([NUMBER], [])
+
+
+@ANYWHERE
+def test_a_batch_that_no_sink_has_is_computed_again_from_the_state_before_it(run: Run) -> None:
+    """One commit follows, so nothing of it has happened; an operator's view has the state already."""
+    run.start().process_batch(run.frame(), 0)
     run.spark_recorded(planned=1, done=0)
-    processor.process_batch(FakeFrame([[arrow([Sent(0, 3, "a", {"n": 3})])]], never), 1)  # type: ignore[arg-type]
-    assert run.decided() == []
+    more: Any = FakeFrame([[arrow([Sent(0, 3, "a", {"n": 3})])]], never)
+    run.sink.dies = cut
+    with pytest.raises(PowerCut):
+        run.start().process_batch(more, 1)
+    assert show(run.state, "a")[0].state == 3
+    run.sink.dies = None
+    assert not run.start().process_batch(more, 1).repeated
+    assert (run.rows(), show(run.state, "a")[0].state) == ([0, 1, 2, 3], 3)
+
+
+@ANYWHERE
+def test_a_batch_that_the_sink_has_is_not_computed_again_and_its_state_counts(run: Run) -> None:
+    run.start().process_batch(run.frame(), 0)
+    asked = Service.calls
+    again = run.start()
+    assert again.process_batch(run.frame(), 0).repeated
+    run.spark_recorded(planned=1, done=0)
+    again.process_batch(FakeFrame([[arrow([Sent(0, 3, "a", {"n": 3})])]], never), 1)  # type: ignore[arg-type]
+    assert (run.rows(), show(run.state, "a")[0].state, Service.calls) == ([0, 1, 2, 3], 3, asked + 1)
 
 
 @ANYWHERE
@@ -270,7 +341,7 @@ def test_batches_of_last_state_are_decided_too(run: Run, monkeypatch: pytest.Mon
 def test_a_replaced_run_decides_nothing(run: Run) -> None:
     """On a shared disk whose locks do not hold, the older driver may be processing the same batch."""
     old = run.start()
-    (run.folder / "checkpoint" / "lanemq" / "epoch").write_text("99")
+    RunLog(run_log_folder(run.checkpoint), lambda runs: 99 << 32)
     Service.up = False
     with pytest.raises(SinkFenced, match="replaced by run 99"):
         old.process_batch(run.frame(), 0)
@@ -282,11 +353,11 @@ def test_a_run_replaced_after_its_check_changes_no_state(run: Run, monkeypatch: 
     """The check and the write are two steps; a newer run may start between them."""
     processor, folder = run.start(), run.folder / "checkpoint"
 
-    def replaced(checkpoint: Checkpoint) -> None:
+    def replaced(log: RunLog) -> None:
         monkeypatch.setattr("lanemq.pipelines.checkpoint.checkpoint._try_lock", lambda fd: True)
         Checkpoint(folder, "orders").close()
 
-    monkeypatch.setattr(Checkpoint, "refuse_if_replaced", replaced)
+    monkeypatch.setattr(RunLog, "refuse_if_replaced", replaced)
     with pytest.raises(SinkFenced, match=r"run 2 of the pipeline .* was replaced"):
         processor.process_batch(run.frame(), 0)
     assert (run.rows(), show(folder / "lanemq" / "stage", "a")) == ([], [])
@@ -311,36 +382,49 @@ def results(path: Path, n: int, state: str = "") -> Results:
     return Results(FileRows(schema, [RowFile("q", path, 1)]), counts={"events": n}, state=state)
 
 
-def test_the_first_of_two_decisions_counts_for_both_attempts(tmp_path: Path) -> None:
-    first, second = Decisions(tmp_path / "decided"), Decisions(tmp_path / "decided")
-    mine = first.make(Batch("q", 7, 3), results(tmp_path / "a", 1, "one"), END)
-    theirs = second.make(Batch("q", 7, 4), results(tmp_path / "b", 2, "two"), END)
-    assert mine.state == theirs.state == "one"
-    assert theirs.outputs.table()["n"].to_pylist() == ["1"]
-    assert [path.name for path in (tmp_path / "decided").iterdir()] == ["7"]
+def units(folder: Path, epoch: int = 3) -> Units:
+    """The last unit as a new run finds it."""
+    made = Units(RunLog(folder / "log", lambda runs: epoch << 32), folder / "decided")
+    made.open(lambda unit: False)
+    return made
 
 
-def test_a_decision_keeps_its_own_files_and_half_a_decision_is_ignored(tmp_path: Path) -> None:
-    decisions, batch = Decisions(tmp_path / "decided"), Batch("q", 7, 3)
-    made = results(tmp_path / "a", 1)
-    decisions.make(batch, made, END)
-    (tmp_path / "a").unlink()
-    (tmp_path / "decided" / ".8-3-x").mkdir()
-    decisions.open()
-    assert decisions.numbers() == [7]
-    found = decisions.find(batch, made.outputs.schema, END)
-    assert found is not None
-    assert found.outputs.table()["n"].to_pylist() == ["1"]
-    decisions.forget(7)
+def decide(folder: Path, results: Results, batch: Batch) -> Results:
+    return units(folder).record(batch, results, END, decide=True, whole=False)
+
+
+def test_of_two_runs_only_the_newest_decides(tmp_path: Path) -> None:
+    older, newer = units(tmp_path, 3), units(tmp_path, 4)
+    with pytest.raises(SinkFenced):
+        older.record(Batch("q", 7, 3 << 32), results(tmp_path / "a", 1, "one"), END, decide=True, whole=False)
     assert list((tmp_path / "decided").iterdir()) == []
+    mine = newer.record(Batch("q", 7, 4 << 32), results(tmp_path / "b", 2, "two"), END, decide=True, whole=False)
+    assert (mine.state, mine.outputs.table()["n"].to_pylist()) == ("two", ["2"])
+
+
+def test_a_decided_unit_keeps_its_own_files_and_what_a_crash_left_is_removed(tmp_path: Path) -> None:
+    batch, made = Batch("q", 7, 3 << 32), results(tmp_path / "a", 1)
+    decide(tmp_path, made, batch)
+    (tmp_path / "a").unlink()
+    (tmp_path / "decided" / "8-3-x").mkdir()
+    after = units(tmp_path)
+    assert len(list((tmp_path / "decided").iterdir())) == 1
+    assert after.decided(batch, made.outputs.schema, END).outputs.table()["n"].to_pylist() == ["1"]
+    after.complete()
+    assert list((tmp_path / "decided").iterdir()) == []
+    assert (after.pending, after.last, units(tmp_path).pending, units(tmp_path).last) == (None, 7, None, 7)
 
 
 def test_a_file_system_without_links_gets_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError("no links here")
+    link = os.link
+
+    def refuse(source: Path, target: Path) -> None:
+        if target.suffix == ".parquet":
+            raise OSError("no links here")
+        link(source, target)
 
     monkeypatch.setattr("os.link", refuse)
-    made = Decisions(tmp_path / "decided").make(Batch("q", 7, 3), results(tmp_path / "a", 1), END)
+    made = decide(tmp_path, results(tmp_path / "a", 1), Batch("q", 7, 3 << 32))
     assert made.outputs.table()["n"].to_pylist() == ["1"]
 
 
@@ -351,7 +435,7 @@ def test_dead_letters_decided_by_an_older_version_can_be_written(tmp_path: Path)
     path = tmp_path / "dead.parquet"
     pq.write_table(pa.Table.from_pylist([letter], schema=to_arrow_schema(before, timezone="UTC")), path)
     made = Results(results(tmp_path / "a", 1).outputs, FileRows(before, [RowFile("a", path, 1)]))
-    found = Decisions(tmp_path / "decided").make(Batch("orders", NUMBER, 1), made, END)
+    found = decide(tmp_path, made, Batch("orders", NUMBER, 1 << 32))
     assert found.dead_letters is not None
     sink = ParquetSink(tmp_path / "dead")
     sink.open(SinkRun(None, "orders-dead", 1, DEAD_LETTER_SCHEMA, Append()))  # type: ignore[arg-type]
@@ -361,16 +445,11 @@ def test_dead_letters_decided_by_an_older_version_can_be_written(tmp_path: Path)
     assert (row["queue_offset"], row["tags"], row["waits"]) == (7, None, None)
 
 
-def test_a_decision_with_other_columns_or_of_another_pipeline_is_refused(tmp_path: Path) -> None:
-    decisions, made = Decisions(tmp_path / "decided"), results(tmp_path / "a", 1)
-    decisions.make(Batch("q", 7, 3), made, END)
+def test_a_decided_unit_with_other_columns_is_refused(tmp_path: Path) -> None:
+    batch = Batch("q", 7, 3 << 32)
+    decide(tmp_path, results(tmp_path / "a", 1), batch)
     with pytest.raises(UsageError, match="decided by run 3 with other columns"):
-        decisions.find(Batch("q", 7, 4), StructType([StructField("m", StringType())]), END)
-    with pytest.raises(StateLost, match="a checkpoint of its own"):
-        decisions.find(Batch("other", 7, 4), made.outputs.schema, END)
-    (tmp_path / "decided" / "7" / "decision.json").unlink()
-    with pytest.raises(StateLost, match="is missing"):
-        decisions.find(Batch("q", 7, 4), made.outputs.schema, END)
+        units(tmp_path).decided(batch, StructType([StructField("m", StringType())]), END)
 
 
 def test_a_retry_pass_without_rows_writes_nothing(run: Run) -> None:
