@@ -217,7 +217,10 @@ class Coordinator:
             if self._replace:
                 await reign.watch.take_over()
                 self._replace = False
-            await reign.watch.register_once()
+            if self._store.shared or self._election.terms > 1:
+                await reign.watch.register_once()
+            else:
+                await reign.watch.register_everywhere()
         except BaseException:
             await reign.drop()
             raise
@@ -255,7 +258,7 @@ class Coordinator:
 
             return PostgresRows(self.options.state, self._clock)
         assert self.options.data is not None, "a coordinator has a folder or a database"
-        return FolderStore(self.options.data)
+        return FolderStore(self.options.data, self._clock)
 
     def _new_thread(self) -> DiskThread:
         return DiskThread(asyncio.get_running_loop(), "rows")

@@ -98,7 +98,9 @@ class Election:
         renewal: asyncio.Task[None] | None = None
         renewed_at = self._clock.now()
         while term.check(now=self._clock.now()):
-            if (renewal is None or renewal.done()) and self._clock.now() - renewed_at >= RENEW_EVERY_MS:
+            if not self._store.shared:
+                self._store.renew()  # not in the thread: a slow disk ends no term
+            elif (renewal is None or renewal.done()) and self._clock.now() - renewed_at >= RENEW_EVERY_MS:
                 renewed_at = self._clock.now()
                 renewal = asyncio.create_task(self._renew())
             await asyncio.sleep(CHECK_SECONDS)

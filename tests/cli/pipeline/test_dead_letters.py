@@ -87,3 +87,20 @@ def test_settled_notices_are_not_counted_with_what_waits(run: Run, tmp_path: Pat
 @pytest.mark.parametrize("words", [(), (DEAD_LETTER, "--all"), (DEAD_LETTER, "--key", "a"), ("--key", "a", "--all")])
 def test_redrive_needs_exactly_one_choice(run: Run, tmp_path: Path, words: tuple[str, ...]) -> None:
     assert run("pipeline", "dead-letters", "redrive", str(tmp_path), *words).exit_code == 2
+
+
+@pytest.mark.parametrize("damage", ["log", "rows"])
+@pytest.mark.usefixtures("kept")
+def test_a_damaged_table_of_dead_letters_is_named(run: Run, tmp_path: Path, damage: str) -> None:
+    table = tmp_path / "dead_letters"
+    if damage == "log":
+        newest = max((table / "_delta_log").glob("*.json"))
+        newest.write_bytes(newest.read_bytes()[:-20])
+    else:
+        for file in table.glob("*.parquet"):
+            file.unlink()
+    for command in (["status"], ["dead-letters", "list"]) if damage == "log" else (["dead-letters", "list"],):
+        failed = run("pipeline", *command, str(tmp_path))
+        assert failed.exit_code == 1
+        assert f"the dead letters in {table} cannot be read" in failed.stderr
+        assert "Restore the folder from a copy of the checkpoint" in failed.stderr

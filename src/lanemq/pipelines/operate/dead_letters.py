@@ -14,6 +14,7 @@ twice; a discarded or doubtful one is redriven only if it is named; only part of
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -21,11 +22,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import msgspec
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
+from deltalake.exceptions import DeltaError
 from msgspec.structs import replace
 
 from lanemq.clock import wall_ms
 from lanemq.files import StorePath
-from lanemq.model.errors import UsageError
+from lanemq.model.errors import StorageError, UsageError
 from lanemq.pipelines.checkpoint.checkpoint import dead_letters_folder, need_identity, stage_folder
 from lanemq.pipelines.operate.parked import checkpoint_of, list_parked
 from lanemq.pipelines.sinks.delta_files import delta_options
@@ -233,12 +235,13 @@ class DeadLetters:
 
     def _rows(self, condition: str, *, bodies: bool) -> Iterator[dict[str, Any]]:
         """The rows that fulfil an SQL condition, oldest first."""
-        table = DeltaTable(self._table, storage_options=self._storage or None)
-        names = [field.name for field in table.schema().fields if bodies or field.name != "value"]
-        chosen = f"SELECT {', '.join(names)} FROM letters WHERE {condition}"
-        order = "ORDER BY batch, topic, broker, queue_id, queue_offset, key"
-        for part in QueryBuilder().register("letters", table).execute(f"{chosen} {order}"):
-            yield from pa.table(part).to_pylist()
+        with _readable(self._table):
+            table = DeltaTable(self._table, storage_options=self._storage or None)
+            names = [field.name for field in table.schema().fields if bodies or field.name != "value"]
+            chosen = f"SELECT {', '.join(names)} FROM letters WHERE {condition}"
+            order = "ORDER BY batch, topic, broker, queue_id, queue_offset, key"
+            for part in QueryBuilder().register("letters", table).execute(f"{chosen} {order}"):
+                yield from pa.table(part).to_pylist()
 
 
 def dead_letters(pipeline: "Pipeline | StorePath | str") -> DeadLetters:
@@ -276,14 +279,29 @@ def _is_table(folder: StorePath) -> bool:
     return DeltaTable.is_deltatable(str(folder), delta_options(folder) or None)
 
 
+@contextmanager
+def _readable(table: str) -> Iterator[None]:
+    """Raises `StorageError` where a table of dead letters is damaged."""
+    try:
+        yield
+    except Exception as error:
+        # deltalake raises the plain class if a file of rows is missing.
+        if not isinstance(error, DeltaError) and type(error) is not Exception:
+            raise
+        raise StorageError(
+            f"the dead letters in {table} cannot be read: {error}. Restore the folder from a copy of the checkpoint"
+        ) from error
+
+
 def count_dead_letters(checkpoint: StorePath) -> DeadLetterCount:
     """The number of dead letters in a checkpoint."""
     folder = dead_letters_folder(checkpoint)
     if not _is_table(folder):
         return DeadLetterCount()
-    table = DeltaTable(str(folder), storage_options=delta_options(folder) or None)
-    (part,) = QueryBuilder().register("letters", table).execute("SELECT count(*) AS n FROM letters")
-    count = int(pa.table(part)["n"][0].as_py())
+    with _readable(str(folder)):
+        table = DeltaTable(str(folder), storage_options=delta_options(folder) or None)
+        (part,) = QueryBuilder().register("letters", table).execute("SELECT count(*) AS n FROM letters")
+        count = int(pa.table(part)["n"][0].as_py())
     return DeadLetterCount(count, dead_letters(checkpoint).settled() if count else 0, str(folder))
 
 
