@@ -23,7 +23,7 @@ from lanemq.coordinator.figures import CoordinatorFigures
 from lanemq.coordinator.loading import Start, check_cluster, load
 from lanemq.coordinator.redirect import Redirect
 from lanemq.coordinator.reign import Ground, Loaded, Reign, new_reign
-from lanemq.coordinator.store import FolderStore, NotLeading, RowsOfTerm, Store
+from lanemq.coordinator.store import FolderStore, NotLeading, RowsOfTerm, StateStore
 from lanemq.core.brokering.cluster.leadership import Term
 from lanemq.history import file_name, last_time, open_history
 from lanemq.model.errors import LaneError, StorageError, TransportError, UsageError
@@ -252,7 +252,7 @@ class Coordinator:
 
     # what a simulation replaces
 
-    def _new_store(self) -> Store:
+    def _new_store(self) -> StateStore:
         if self.options.state is not None:
             from lanemq.coordinator.postgres_rows import PostgresRows  # needs psycopg
 

@@ -13,7 +13,7 @@ from lanemq.coordinator.election import Election
 from lanemq.coordinator.entries import KnownEntries, OtherCoordinator, known_entries, refuse_other, refuse_silent
 from lanemq.coordinator.queues import RemoteLog
 from lanemq.coordinator.reign import Identity, Loaded
-from lanemq.coordinator.store import Store
+from lanemq.coordinator.store import StateStore
 from lanemq.coordinator.watch import CONFIRMED_QUEUES
 from lanemq.core.brokering.cluster.epoch_floor import EPOCH_STEP
 from lanemq.core.brokering.cluster.leadership import is_complete
@@ -40,7 +40,7 @@ TAKE_OVER_MS = Millis(15_000)
 class Start(NamedTuple):
     """How a leader begins."""
 
-    store: Store
+    store: StateStore
     rows: GroupRows
     """Those of its term."""
     election: Election
@@ -85,14 +85,14 @@ def known_identity(rows: GroupRows) -> Identity | None:
     return None if name is None or cluster is None else Identity(name, cluster)
 
 
-def check_cluster(store: Store, info: ClusterInfo) -> None:
+def check_cluster(store: StateStore, info: ClusterInfo) -> None:
     """Refuse the store of another cluster."""
     identity = known_identity(store.group_rows)
     if identity is not None:
         _check_cluster(store, identity, info)
 
 
-def _check_cluster(store: Store, identity: Identity, info: ClusterInfo) -> None:
+def _check_cluster(store: StateStore, identity: Identity, info: ClusterInfo) -> None:
     here = cluster_name(info)
     if identity.cluster != here:
         raise UsageError(

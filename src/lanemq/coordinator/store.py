@@ -49,7 +49,7 @@ class Safety(NamedTuple):
     """What may lose changes."""
 
 
-class Store(Protocol):
+class StateStore(Protocol):
     """The rows of a cluster's groups, and the row that says who leads."""
 
     shared: bool
@@ -88,7 +88,7 @@ class Store(Protocol):
 class RowsOfTerm(GroupRows):
     """The rows as one term of this process uses them. What is left of an earlier term writes nothing in a later one."""
 
-    def __init__(self, store: Store, term: Term) -> None:
+    def __init__(self, store: StateStore, term: Term) -> None:
         self._store = store
         self._term = term
 
