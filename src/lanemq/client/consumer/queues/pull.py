@@ -232,13 +232,14 @@ class Puller:
         tags = assigned.subscription.filter
         return [each for each in messages if tags.accepts(each.tag)] if tags.tags else messages
 
-    def _without_repeats(self, assigned: AssignedQueue, messages: list[Message]) -> tuple[list[Message], list[int]]:
-        """The messages, and the offsets of those that are repeats and were left out."""
+    def _without_repeats(self, assigned: AssignedQueue, messages: list[Message]) -> tuple[list[Message], list[Message]]:
+        """The messages, and those that are repeats and were left out."""
         seen = assigned.read_log.stamps
         if seen is None:
             return messages, []
-        repeats = [each.queue_offset for each in messages if self._is_repeat(assigned, seen, each)]
-        return [each for each in messages if each.queue_offset not in repeats] if repeats else messages, repeats
+        repeats = {each.queue_offset: each for each in messages if self._is_repeat(assigned, seen, each)}
+        left = [each for each in messages if each.queue_offset not in repeats] if repeats else messages
+        return left, list(repeats.values())
 
     def _is_repeat(self, assigned: AssignedQueue, seen: SeenStamps, message: Message) -> bool:
         if not seen.is_repeat(message.stamp, message.queue_offset):
