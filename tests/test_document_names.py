@@ -46,13 +46,13 @@ OTHER_WORDS = {
     "slaveReadEnable",
     "databases": "NOCASE REPLICATION binlog_row_image inet pg_advisory_lock wal_level",
     "Spark, Hadoop, Delta, Arrow": "DATA_SOURCE_NOT_FOUND HADOOP_CONF_DIR RESTORE assert_true raise_error dataset "
-    "deletedFileRetentionDuration explode optimize timestamp_millis transformWithState",
+    "deletedFileRetentionDuration explode transformWithState",
     "Amazon": "AWS_ACCESS_KEY_ID AWS_REGION AWS_SECRET_ACCESS_KEY",
     "Python, Pydantic, pytest, trio, OpenTelemetry, OpenSSL": "SecretStr __del__ exclude_unset ini run_sync "
     "subjectAltName traceparent",
     "made of two names of LaneMQ's": "LANEMQ_BROKER_MAX_CONNECTIONS LANEMQ_BROKER_NAME LANEMQ_COORDINATOR_ "
     "LANEMQ_FROM_TLS_CA LANEMQ_TO_ACCESS_KEY LANEMQ_TO_SECRET_KEY_FILE _LANEMQ_COMPLETE lanemq_batch "
-    "lanemq_effects_epochs name_epochs _ms pyspark_",
+    "lanemq_effects_epochs name_epochs _ms",
     "the runs of interop": "COMBOS Listening cpp java49 java5 protoc rust send_batch unsupported",
 }
 """Names in code formatting that are neither calls nor LaneMQ's, by their owner."""

@@ -4,7 +4,8 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from interop.cluster.run import GROUP, QUEUES, TOPIC, Run
+from interop.cluster.nodes import ClusterPlan
+from interop.cluster.run import GROUP, QUEUES, TOPIC, Run, running
 from interop.coordinator.node import CoordinatorNode, coordinate
 from interop.coordinator.postgres_node import PostgresNode, running_postgres, state_address
 from interop.coordinator.relay import Relay
@@ -87,18 +88,34 @@ class FakedCluster:
 @contextlib.contextmanager
 def pair(folder: Path) -> Iterator[Pair]:
     """Two coordinators beside a broker that looks like Apache's, and a group that they coordinate."""
-    with (
-        stock_broker(BrokerOptions(folder / "broker", listen=Address(HOST, 0))) as broker,
-        running_postgres() as postgres,
-    ):
+    with stock_broker(BrokerOptions(folder / "broker", listen=Address(HOST, 0))) as broker:
         with Admin(broker.address) as admin:
             admin.create_topic(TOPIC, QUEUES, ordered=True)
         run = Run(FakedCluster(broker.address), folder)  # type: ignore[arg-type]
+        try:
+            with started(run, folder) as both:
+                yield both
+        finally:
+            run.close()
+
+
+@contextlib.contextmanager
+def pair_beside(plan: ClusterPlan, folder: Path) -> Iterator[Pair]:
+    """The same beside a real Apache cluster."""
+    with running(plan, folder) as run:
+        run.create_topic("--ordered")
+        with started(run, folder) as both:
+            yield both
+
+
+@contextlib.contextmanager
+def started(run: Run, folder: Path) -> Iterator[Pair]:
+    """Two coordinators of a cluster, which have the group."""
+    with running_postgres() as postgres:
         both = Pair(run, postgres, folder)
         try:
             both.start()
-            coordinate(broker.address, GROUP)
+            coordinate(run.cluster.address, GROUP)
             yield both
         finally:
-            run.close()
             both.close()

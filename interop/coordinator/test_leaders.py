@@ -1,6 +1,6 @@
 """Rounds of chaos around two coordinators that share a PostgreSQL: every promise holds, with nothing forgiven.
 
-    make interop-leaders ROUNDS=100
+    make interop-coordinator ROUNDS=100
 
 Brokers are LaneMQ's own, which look like Apache's, so no Java is needed. Members run with their default settings.
 """
@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -16,12 +17,15 @@ from random import Random
 import pytest
 from tests import postgres_server
 
+from interop.cluster.nodes import ClusterPlan
 from interop.cluster.run import now
-from interop.coordinator.leaders import Pair, pair
+from interop.cluster.test_cluster import kill_master, settle, stop_node
+from interop.coordinator.leaders import Pair, pair, pair_beside
 from interop.coordinator.test_losses import all_work
+from interop.maven import UnavailableError, server_classpath
 
 ROUNDS = int(os.environ.get("LANEMQ_CHAOS_ROUNDS", "8"))
-TRIALS = int(os.environ.get("LANEMQ_TRIALS", "3"))
+TRIALS = int(os.environ.get("LANEMQ_LOSS_TRIALS", "3"))
 SEED = int(os.environ.get("LANEMQ_CHAOS_SEED", "1"))
 BACKUP_SECONDS = 2.0
 TERM_SECONDS = 2.7
@@ -103,6 +107,18 @@ class Faults:
         member.kill()
         self.members[self.members.index(member)] = self.both.run.consumer()
 
+    # beside a real cluster
+
+    def master_killed(self) -> None:
+        kill_master(self.both.run, self.random.choice(self.both.run.cluster.plan.brokers), freeze=False)
+        settle(self.both.run)
+
+    def name_server_frozen(self) -> None:
+        """While another coordinator begins to lead."""
+        node = stop_node(self.both.run, "name server", self.both.run.cluster.plan.brokers[0], freeze=True)
+        self.leader_killed()
+        node.thaw()
+
     # the store goes back
 
     def replaced_by_replica(self) -> None:
@@ -136,8 +152,8 @@ FAULTS = (
 LOSSES = ("replaced_by_replica", "restored_from_backup", "leader_killed", "leader_frozen")
 
 
-def rounds(folder: Path, kinds: tuple[str, ...], **options: object) -> None:
-    with pair(folder) as both:
+def rounds(place: AbstractContextManager[Pair], kinds: tuple[str, ...], **options: object) -> None:
+    with place as both:
         random = Random(SEED)
         faults = Faults(both, random)
         both.run.producer()
@@ -153,11 +169,28 @@ def rounds(folder: Path, kinds: tuple[str, ...], **options: object) -> None:
 
 
 def test_whatever_fails_every_promise_holds(tmp_path: Path) -> None:
-    rounds(tmp_path, FAULTS, forgets_ns=int(TERM_SECONDS * 10**9))
+    rounds(pair(tmp_path), FAULTS, forgets_ns=int(TERM_SECONDS * 10**9))
 
 
 def test_a_state_that_goes_back_costs_repeats_and_nothing_else(tmp_path: Path) -> None:
-    rounds(tmp_path, LOSSES, forgets_ns=LOST_SECONDS * 10**9)
+    rounds(pair(tmp_path), LOSSES, forgets_ns=LOST_SECONDS * 10**9)
+
+
+def test_beside_a_real_cluster_whatever_fails_every_promise_holds(tmp_path: Path) -> None:
+    try:
+        server_classpath("5")
+    except UnavailableError as reason:
+        pytest.skip(str(reason))
+    plan = ClusterPlan(name_servers=2, replicas=2, controller=True)
+    kinds = (
+        "leader_killed",
+        "leader_frozen",
+        "leader_stopped",
+        "master_killed",
+        "name_server_frozen",
+        "state_restarted",
+    )
+    rounds(pair_beside(plan, tmp_path), kinds, forgets_ns=int(TERM_SECONDS * 10**9))
 
 
 # how long groups pause

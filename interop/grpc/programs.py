@@ -97,7 +97,7 @@ CLIENTS: Mapping[str, Callable[[], list[str]]] = {
 ONLY_SIMPLE = frozenset({"rust"})
 """Clients whose package has no push consumer."""
 WITHOUT_TLS = frozenset({"rust"})
-"""Clients whose package leaves TLS out ("TODO" in its source) and cannot connect with it."""
+"""Clients whose package does not implement TLS yet."""
 
 
 class ClientRun:

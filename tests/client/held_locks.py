@@ -5,13 +5,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
+from typing import Any
 
 import pytest
 
 from lanemq import history
 
 MODULES = ("lanemq.client", "lanemq.net", "lanemq.effects", "lanemq.history")
-_new_lock = threading.Lock
+_new_lock, _new_reentrant_lock = threading.Lock, threading.RLock
 
 
 class HeldLocks:
@@ -28,6 +29,12 @@ class HeldLocks:
         me = threading.current_thread()
         self.checked.add(what.split()[0])
         self.violations += [f"{what} with {lock.made_in} held" for lock, who in [*self.holders.items()] if who is me]
+
+    def new_reentrant(self) -> Any:
+        """As `threading.RLock`, but not reentrant: no test here enters one twice."""
+        frame = sys._getframe(1)
+        module, function = frame.f_globals.get("__name__", ""), frame.f_code.co_qualname
+        return TrackedLock(self, f"{module}.{function}") if module.startswith(MODULES) else _new_reentrant_lock()
 
     def new(self) -> "TrackedLock | threading.Lock":
         """As `threading.Lock`. Those of `ThreadWaiter` and `Bell` are no locks: a thread waits for another one."""
@@ -72,5 +79,6 @@ def tracked_locks(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldLocks]:
     held = HeldLocks()
     with monkeypatch.context() as patch:
         patch.setattr(threading, "Lock", held.new)
+        patch.setattr(threading, "RLock", held.new_reentrant)
         patch.setattr(history, "Lock", held.new)
         yield held

@@ -3,23 +3,28 @@
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psycopg
 import pytest
 from click.testing import CliRunner
 from tests import postgres_server
-from tests.broker.raw_client import RawClient
+from tests.broker.raw_client import BROKER, RawClient
 from tests.coordinator.conftest import GROUP, TOPIC, RunningCoordinator, Start, owned, until
 
 from lanemq import App, Message, Producer
 from lanemq.cli.main import main
 from lanemq.client.admin.coordinated import CoordinatedAdmin
 from lanemq.coordinator.entries import KnownEntries
+from lanemq.coordinator.term_gate import TermGate
 from lanemq.core.brokering.cluster.leadership import Term
 from lanemq.model.errors import UsageError
+from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis
 from lanemq.testing.embedded import EmbeddedBroker
 from lanemq.wire.codes import RequestCode, ResponseCode
+from lanemq.wire.command import Command
 
 Contend = Callable[[], RunningCoordinator]
 
@@ -157,6 +162,39 @@ def test_an_answer_that_was_made_in_the_term_does_not_leave_after_it(leader: Run
             assert client.socket.recv(100) == b""
 
 
+def test_a_request_that_waited_in_a_frozen_process_is_not_carried_out(leader: RunningCoordinator) -> None:
+    handled, aborted = list[Command](), list[bool]()
+    context, term = leader.coordinator.running.context, leader.coordinator._store.term
+    gate = TermGate(lambda _, request: handled.append(request), context, lambda _: None)
+    peer: Any = SimpleNamespace(abort=lambda: aborted.append(True))
+    gate(peer, Command(RequestCode.LOCK_BATCH_MQ, 1))
+    assert term is not None
+    term.end("it has run out meanwhile")
+    gate(peer, Command(RequestCode.LOCK_BATCH_MQ, 2))
+    assert [request.opaque for request in handled] == [1]
+    assert aborted == [True]
+
+
+def test_a_member_that_leaves_a_coordinator_after_its_term_changes_nothing(leader: RunningCoordinator) -> None:
+    """A coordinator that was frozen finds its connections closed. Another one has the leases."""
+    reign, term = leader.coordinator.running, leader.coordinator._store.term
+    assert term is not None
+    with RawClient(str(leader.address)) as client:
+        client.heartbeat("one", GROUP, {TOPIC: "*"}, laneExpiryMillis="5000")
+        until(lambda: client.lane_lock("one", TOPIC, group=GROUP, laneKeepAliveMillis="800").lane_leases)
+        queue = MessageQueue(TOPIC, BROKER, 0)
+        before = reign.context.locks.latest(GROUP, queue)
+        (peer,) = [each for each in reign.server.peers if each.remote.port == client.socket.getsockname()[1]]
+
+        def late() -> None:
+            term.end("it has run out meanwhile")
+            reign.server.dispatcher.closed(peer)
+
+        leader.loop.call_soon_threadsafe(late)
+        until(lambda: leader.coordinator.leads and leader.coordinator.running is not reign)
+    assert reign.context.locks.latest(GROUP, queue) == before
+
+
 # a state that goes back
 
 _SAVED = ("leases", "kv", "offsets")
@@ -181,8 +219,10 @@ def go_back(url: str) -> Callable[[], None]:
 
 def epochs_around_a_loss(leader: RunningCoordinator, url: str) -> tuple[int, int]:
     """The epoch of an owner of whom the database forgets, and that of the next one."""
-    back = go_back(url)
     with RawClient(str(leader.address)) as client:
+        assert owned(client, "earlier")
+        client.unlock("earlier", TOPIC, group=GROUP)
+        back = go_back(url)
         first = owned(client, "one")
         client.unlock("one", TOPIC, group=GROUP)
     before = leader.coordinator.running.context.term

@@ -1,8 +1,11 @@
 """A coordinator in production: monitor, users, TLS, its folder saved and examined, and starts that must be refused."""
 
+import asyncio
 import json
+import shutil
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -20,6 +23,7 @@ from lanemq.cli.main import main
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.coordinated import CoordinatedAdmin
 from lanemq.client.coordination import COORDINATOR_NAMESPACE, EVERY_GROUP, CoordinatorEntry, Leader
+from lanemq.coordinator.entries import OtherCoordinator
 from lanemq.errors import NotAllowed
 from lanemq.model.errors import StorageError, UsageError
 from lanemq.net.address import Address
@@ -183,6 +187,73 @@ def test_a_new_folder_continues_above_the_epochs_of_the_lost_one_whatever_the_cl
     move(cluster)
     with RawClient(str(running.address)) as client:
         assert owned(client, "one") > granted
+
+
+def copy_of(running: RunningCoordinator) -> str:
+    """A copy of its folder, as `cp -r` makes one."""
+    shutil.copytree(running.options.data, running.options.data.with_name("copy"))
+    return "copy"
+
+
+def test_a_copied_folder_continues_above_the_epochs_that_were_granted_since(
+    cluster: EmbeddedBroker, start: Start
+) -> None:
+    first = start()
+    move(cluster)
+    folder = copy_of(first)
+    with RawClient(str(first.address)) as client:
+        granted = owned(client, "one")
+    first.stop()
+    with RawClient(str(start(folder).address)) as client:
+        assert owned(client, "two") > granted
+
+
+def frozen_beside_its_copy(cluster: EmbeddedBroker, start: Start) -> tuple[RunningCoordinator, bool]:
+    """A coordinator that was frozen while a copy of its folder started, and whether it answered what waited for it."""
+    frozen = start()
+    move(cluster)
+    with RawClient(str(frozen.address)) as client:
+        assert owned(client, "one")
+        folder = copy_of(frozen)
+        frozen.loop.call_soon_threadsafe(time.sleep, 5.0)
+        waits = client.post(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+        start(folder)
+        client.socket.settimeout(4.0)  # an answer comes with the end of the freeze
+        try:
+            client.answer(waits)
+        except EOFError:
+            return frozen, False
+        return frozen, True
+
+
+def test_a_frozen_coordinator_answers_nothing_once_a_copy_of_its_folder_has_its_place(
+    cluster: EmbeddedBroker, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    frozen, answered = frozen_beside_its_copy(cluster, start)
+    assert f"the coordinator at {frozen.address} may be frozen" in caplog.text
+    assert not answered
+    with pytest.raises(OtherCoordinator, match=r"a copy of its folder was started at 127\.0\.0\.1:"):
+        asyncio.run_coroutine_threadsafe(frozen.coordinator.watched(asyncio.Event()), frozen.loop).result(10)
+
+
+def test_if_its_term_did_not_run_out_it_would_answer(
+    cluster: EmbeddedBroker, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control."""
+    monkeypatch.setattr("lanemq.core.brokering.cluster.leadership.Term.answers", lambda *_, **__: True)
+    assert frozen_beside_its_copy(cluster, start)[1]
+
+
+def test_a_coordinator_that_was_frozen_continues_if_it_still_has_its_place(
+    cluster: EmbeddedBroker, start: Start
+) -> None:
+    frozen = start()
+    move(cluster)
+    with RawClient(str(frozen.address)) as client:
+        frozen.loop.call_soon_threadsafe(time.sleep, 3.0)
+        assert client.is_closed_by_broker()
+    with RawClient(str(frozen.address)) as client:
+        assert owned(client, "one")
 
 
 # bad input

@@ -5,6 +5,7 @@ import threading
 import pytest
 from tests.chaos.members import LocalGroup, key_in, until
 from tests.chaos.system import GROUP, TOPIC
+from tests.promises.backends import COORDINATED
 
 from lanemq.checker.verdict import Verdict
 from lanemq.client.admin.admin import Admin
@@ -151,7 +152,8 @@ def test_a_lane_that_is_not_set_aside_blocks_its_queue(group: LocalGroup) -> Non
     send_long(group, 6_000)
     broken = Broken()
     app = group.member("a", broken.handle, on_fail=HoldKey(keep=1_000_000))
-    until("the cache is full", lambda: sum(each.lanes.cached.count for each in app.snapshot().queues.values()) > 4_000)
+    full = 900 if COORDINATED else 4_000  # a member reads less ahead at an Apache broker
+    until("the cache is full", lambda: sum(each.lanes.cached.count for each in app.snapshot().queues.values()) > full)
     until("it was tried again", lambda: broken.failures > 3)
     assert others(group) == 0
     assert done(group, BAD) == []

@@ -13,6 +13,7 @@ from lanemq.client.admin.admin import Admin
 from lanemq.model.errors import BrokerRefused, OrderError
 from lanemq.pipelines.batches import Batch, batch_number
 from lanemq.pipelines.checkpoint.queues import QueueSet
+from lanemq.pipelines.checkpoint.run_log import RunLog
 from lanemq.pipelines.stages.transitions.messages import SHARD
 from lanemq.spark.offsets import from_json
 from lanemq.testing.embedded import EmbeddedBroker
@@ -33,7 +34,7 @@ def test_the_broker_refuses_it_for_an_ordered_topic(broker: EmbeddedBroker, topi
 
 def test_a_pipeline_stops_before_it_reads_a_new_queue(broker: EmbeddedBroker, topic: str, tmp_path: Path) -> None:
     """A topic can grow on an Apache broker, or if it is not ordered."""
-    known = QueueSet(tmp_path / "queues.json", "fail")
+    known = QueueSet(RunLog(tmp_path, lambda runs: 1), "fail")
     send(broker.address, topic, range(10))
     with Query(servers=broker.address, topic=topic, startingOffsets="earliest") as query:
         query.batch()
@@ -56,6 +57,12 @@ class ByKey(Pipeline):
         return self._settle(self.stage.process(self.frame([[shared]]), batch), batch)
 
 
+def stage_in(folder: Path) -> Path:
+    """A stage's folder, beside which the log of its pipeline is."""
+    (folder / "stage").mkdir()
+    return folder / "stage"
+
+
 def seen(pipeline: Pipeline) -> list[tuple[int, int]]:
     """What the key's rows say: its number, and how many events its state knew of."""
     return [(row["n"], row["seen"]) for row in pipeline.sink.rows()]
@@ -64,7 +71,7 @@ def seen(pipeline: Pipeline) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("batches", [[BEFORE, AFTER], [AFTER, BEFORE], [[*BEFORE, *AFTER]]])
 def test_numbers_keep_a_key_in_order_in_two_queues(tmp_path: Path, batches: list[list[Sent]]) -> None:
     """Whichever queue is read first; the key waits for the number that is missing."""
-    pipeline = ByKey(tmp_path, shards=1, sequence="n", on_gap="hold")
+    pipeline = ByKey(stage_in(tmp_path), shards=1, sequence="n", on_gap="hold")
     for messages in batches:
         pipeline.process(*messages)
     while pipeline.process_retry_pass() is not None:
@@ -73,7 +80,7 @@ def test_numbers_keep_a_key_in_order_in_two_queues(tmp_path: Path, batches: list
 
 
 def test_a_key_without_numbers_is_refused_in_a_second_queue(tmp_path: Path) -> None:
-    pipeline = ByKey(tmp_path, shards=1)
+    pipeline = ByKey(stage_in(tmp_path), shards=1)
     pipeline.process(*BEFORE)
     with pytest.raises(OrderError, match="key 'k' has messages in"):
         pipeline.process(*AFTER)
@@ -82,7 +89,7 @@ def test_a_key_without_numbers_is_refused_in_a_second_queue(tmp_path: Path) -> N
 def test_continuing_after_a_change_breaks_order_and_state(tmp_path: Path) -> None:
     """Negative control: `on_queue_change="continue"`, or any consumer that takes queues as they come."""
     options: dict[str, Any] = {"on_queue_change": "continue"}
-    pipeline = Pipeline(tmp_path, **options)
+    pipeline = Pipeline(stage_in(tmp_path), **options)
     pipeline.process(*AFTER)
     pipeline.process(*BEFORE)
     assert seen(pipeline) == [(4, 1), (5, 2), (6, 3), (1, 1), (2, 2), (3, 3)]

@@ -9,7 +9,6 @@ import pytest
 from lanemq.broker.handlers.owner_parking import OwnerParkingHandler
 from lanemq.client.consumer.queues import read_log
 from lanemq.client.consumer.queues.pull import Puller
-from lanemq.coordinator.comparison import ComparisonHandler
 from lanemq.testing.sim.coordinated.run import coordinated_plan, run_plan, run_seed
 from lanemq.testing.sim.judge import Result
 
@@ -47,16 +46,7 @@ def test_a_reset_reaches_an_owner_that_gives_the_queue_up() -> None:
     assert passed(busy(33, "log truncated", "answer lost", "answer lost", "member killed"))
 
 
-def test_an_owner_whose_queue_was_set_back_while_its_grant_was_on_the_way_takes_it_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Without that, it skips what was finished in the former log, and runs what follows, until it learns of it."""
-    monkeypatch.setattr(ComparisonHandler, "_is_outdated", lambda *_: False)
-    result = busy(33, "log truncated", "answer lost", "answer lost", "member killed")
-    assert any("was handled too late" in problem for problem in result.problems)
-
-
-@pytest.mark.parametrize(("seed", "problem"), [(1231, "no progress"), (1355, "was lost")])
+@pytest.mark.parametrize(("seed", "problem"), [(1055, "no progress")])
 def test_a_parked_message_that_the_log_lost_before_the_next_report_is_noticed(
     seed: int, problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,7 +75,7 @@ class Case:
 
 
 CASES = (
-    Case(no_comparison, 8, ("log truncated", "log truncated", "member killed"), "was lost"),
+    Case(no_comparison, 1, ("log truncated", "log truncated", "member killed"), "was lost"),
     Case(no_stamps, 2, ("answer lost", "answer lost", "connection cut", "broker killed"), "delivered twice"),
 )
 

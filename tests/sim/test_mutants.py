@@ -47,6 +47,7 @@ BUSY = {
 CUTS = BUSY | {"slow": 0.0, "calm_ms": 300, "window": 4, "producers": 3}
 LARGE_GROUPS = CUTS | {
     "window": 32,
+    "answer_ms": 3_000,
     "producers": 4,
     "messages": 300,
     "orders_queues": 1,

@@ -51,6 +51,8 @@ class Connections:
 
     def closed(self, peer: Peer) -> None:
         context, connection = self._context, ConnectionId(peer.number)
+        if not context.leads():
+            return  # another coordinator decides about its leases, and everything here is dropped
         if self._on_closed is not None:
             self._on_closed(peer)
         self._groups.disconnected(peer)

@@ -23,7 +23,7 @@ from lanemq.coordinator.figures import CoordinatorFigures
 from lanemq.coordinator.loading import Start, check_cluster, load
 from lanemq.coordinator.redirect import Redirect
 from lanemq.coordinator.reign import Ground, Loaded, Reign, new_reign
-from lanemq.coordinator.store import FolderStore, NotLeading, RowsOfTerm, Store
+from lanemq.coordinator.store import FolderStore, NotLeading, RowsOfTerm, StateStore
 from lanemq.core.brokering.cluster.leadership import Term
 from lanemq.history import file_name, last_time, open_history
 from lanemq.model.errors import LaneError, StorageError, TransportError, UsageError
@@ -217,7 +217,10 @@ class Coordinator:
             if self._replace:
                 await reign.watch.take_over()
                 self._replace = False
-            await reign.watch.register_once()
+            if self._store.shared or self._election.terms > 1:
+                await reign.watch.register_once()
+            else:
+                await reign.watch.register_everywhere()
         except BaseException:
             await reign.drop()
             raise
@@ -249,13 +252,13 @@ class Coordinator:
 
     # what a simulation replaces
 
-    def _new_store(self) -> Store:
+    def _new_store(self) -> StateStore:
         if self.options.state is not None:
             from lanemq.coordinator.postgres_rows import PostgresRows  # needs psycopg
 
             return PostgresRows(self.options.state, self._clock)
         assert self.options.data is not None, "a coordinator has a folder or a database"
-        return FolderStore(self.options.data)
+        return FolderStore(self.options.data, self._clock)
 
     def _new_thread(self) -> DiskThread:
         return DiskThread(asyncio.get_running_loop(), "rows")

@@ -1,6 +1,7 @@
 """The requests of a coordinator to its cluster, as calls that take and return values."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum
 from typing import Any
 
 import msgspec
@@ -47,6 +48,16 @@ GroupSettings = dict[str, Any]
 """A group's settings at a broker, with everything that the broker's version knows."""
 
 
+class Presence(Enum):
+    """What is known of a coordinator by asking at its address."""
+
+    ANSWERS = "answers"
+    GONE = "gone"
+    """Its machine says that nothing listens there."""
+    SILENT = "silent"
+    """It may be frozen, or out of reach from here."""
+
+
 class ClusterLink:
     """Connections to the name servers and brokers of one Apache cluster."""
 
@@ -86,13 +97,13 @@ class ClusterLink:
         """Deletes an entry at all name servers; returns those that were not reached."""
         return await self._run(delete_setting(COORDINATOR_NAMESPACE, key, self.servers))
 
-    async def answers(self, coordinator: Address) -> bool:
-        """Whether a coordinator serves at an address."""
+    async def presence(self, coordinator: Address) -> Presence:
+        """Whether a coordinator runs at an address."""
         try:
             await self._ask(coordinator, Command(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, 0))
-        except TransportError:
-            return False
-        return True
+        except TransportError as error:
+            return Presence.GONE if isinstance(error.__cause__, ConnectionRefusedError) else Presence.SILENT
+        return Presence.ANSWERS
 
     # groups at a broker
 

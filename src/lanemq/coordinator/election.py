@@ -7,7 +7,7 @@ from lanemq.broker.storage.disk_thread import DiskThread
 from lanemq.client import identity as identities
 from lanemq.client.coordination import Leader
 from lanemq.clock import Clock
-from lanemq.coordinator.store import Store
+from lanemq.coordinator.store import StateStore
 from lanemq.core.brokering.cluster.leadership import (
     LOOK_EVERY_MS,
     NO_LEADER,
@@ -31,7 +31,7 @@ CHECK_SECONDS = 0.1
 class Election:
     """Contends for a term, and keeps it. One term at a time."""
 
-    def __init__(self, store: Store, thread: DiskThread, clock: Clock, address: Address) -> None:
+    def __init__(self, store: StateStore, thread: DiskThread, clock: Clock, address: Address) -> None:
         """`address` is where members reach this process. The store is connected."""
         self._store = store
         self._thread = thread
@@ -98,7 +98,9 @@ class Election:
         renewal: asyncio.Task[None] | None = None
         renewed_at = self._clock.now()
         while term.check(now=self._clock.now()):
-            if (renewal is None or renewal.done()) and self._clock.now() - renewed_at >= RENEW_EVERY_MS:
+            if not self._store.shared:
+                self._store.renew()  # not in the thread: a slow disk ends no term
+            elif (renewal is None or renewal.done()) and self._clock.now() - renewed_at >= RENEW_EVERY_MS:
                 renewed_at = self._clock.now()
                 renewal = asyncio.create_task(self._renew())
             await asyncio.sleep(CHECK_SECONDS)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from lanemq.broker.monitor.catalogue import READY
 from lanemq.coordinator.election import Election
 from lanemq.coordinator.reign import Reign
-from lanemq.coordinator.store import Store
+from lanemq.coordinator.store import StateStore
 from lanemq.model.figures import Kind, Metric, MetricSample
 from lanemq.model.units import Millis
 
@@ -29,7 +29,7 @@ COORDINATOR_CATALOGUE = (LEADS, LEADER_KNOWN, TERM, TERMS, STORE_UP, STORE_WRITE
 class CoordinatorFigures:
     """What the monitor of one process shows."""
 
-    def __init__(self, store: Store, election: Election, reign: Callable[[], Reign | None]) -> None:
+    def __init__(self, store: StateStore, election: Election, reign: Callable[[], Reign | None]) -> None:
         self._store = store
         self._election = election
         self._reign = reign

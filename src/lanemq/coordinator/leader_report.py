@@ -4,7 +4,7 @@ from lanemq.broker.context import GroupContext
 from lanemq.broker.dispatch import Handler
 from lanemq.client.coordination import Leader
 from lanemq.coordinator.background_answers import BackgroundAnswers
-from lanemq.coordinator.store import Store
+from lanemq.coordinator.store import StateStore
 from lanemq.net.serving.peer import Peer
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command
@@ -14,7 +14,7 @@ from lanemq.wire.lane_bodies import LeaderAnswer, StandbyBody
 class LeaderReport:
     """Request 4213."""
 
-    def __init__(self, context: GroupContext, store: Store, leader: Leader, answers: BackgroundAnswers) -> None:
+    def __init__(self, context: GroupContext, store: StateStore, leader: Leader, answers: BackgroundAnswers) -> None:
         self._context = context
         self._store = store
         self._leader = leader

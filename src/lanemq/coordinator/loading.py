@@ -8,12 +8,12 @@ from lanemq.broker.recovery import recovered_groups
 from lanemq.broker.storage.disk_thread import DiskThread
 from lanemq.client import identity as identities
 from lanemq.clock import Clock
-from lanemq.coordinator.cluster import CONSUME_ENABLE, ClusterLink, cluster_name, masters_in, settings_of
+from lanemq.coordinator.cluster import CONSUME_ENABLE, ClusterLink, Presence, cluster_name, masters_in, settings_of
 from lanemq.coordinator.election import Election
-from lanemq.coordinator.entries import KnownEntries, known_entries, refuse_other, refuse_silent
+from lanemq.coordinator.entries import KnownEntries, OtherCoordinator, known_entries, refuse_other, refuse_silent
 from lanemq.coordinator.queues import RemoteLog
 from lanemq.coordinator.reign import Identity, Loaded
-from lanemq.coordinator.store import Store
+from lanemq.coordinator.store import StateStore
 from lanemq.coordinator.watch import CONFIRMED_QUEUES
 from lanemq.core.brokering.cluster.epoch_floor import EPOCH_STEP
 from lanemq.core.brokering.cluster.leadership import is_complete
@@ -33,10 +33,14 @@ LED_IN = "led in"
 """Name of a value in the store: the run of the server in which the last leader began."""
 
 
+TAKE_OVER_MS = Millis(15_000)
+"""How long a coordinator that cannot be reached from here may still answer members: three looks at its entry."""
+
+
 class Start(NamedTuple):
     """How a leader begins."""
 
-    store: Store
+    store: StateStore
     rows: GroupRows
     """Those of its term."""
     election: Election
@@ -59,8 +63,9 @@ async def load(start: Start) -> Loaded:
     identity = await call(lambda: _identity(rows, cluster_name(info), start.clock))
     groups = await call(rows.groups)
     _check_cluster(start.store, identity, info)
+    wait = Millis(0)
     if not start.replace:
-        await _check_entries(start, identity, known)
+        wait = await _check_entries(start, identity, known)
         if not known.entries:
             await _check_groups(start, list(groups), info)
     floor, grants_from = await call(lambda: _floor(start, known))
@@ -70,7 +75,7 @@ async def load(start: Start) -> Loaded:
         await call(rows.leases),
         await call(lambda: rows.get(CONFIRMED_QUEUES) or "[]"),
         floor,
-        grants_from,
+        max(grants_from, Millis(start.clock.now() + wait)),
     )
 
 
@@ -80,14 +85,14 @@ def known_identity(rows: GroupRows) -> Identity | None:
     return None if name is None or cluster is None else Identity(name, cluster)
 
 
-def check_cluster(store: Store, info: ClusterInfo) -> None:
+def check_cluster(store: StateStore, info: ClusterInfo) -> None:
     """Refuse the store of another cluster."""
     identity = known_identity(store.group_rows)
     if identity is not None:
         _check_cluster(store, identity, info)
 
 
-def _check_cluster(store: Store, identity: Identity, info: ClusterInfo) -> None:
+def _check_cluster(store: StateStore, identity: Identity, info: ClusterInfo) -> None:
     here = cluster_name(info)
     if identity.cluster != here:
         raise UsageError(
@@ -114,19 +119,37 @@ def _identity(rows: GroupRows, cluster: str, clock: Clock) -> Identity:
     return identity
 
 
-async def _check_entries(start: Start, identity: Identity, known: KnownEntries) -> None:
-    """Refuse a second store of the cluster, and a copy of the folder of a coordinator that runs."""
+async def _check_entries(start: Start, identity: Identity, known: KnownEntries) -> Millis:
+    """Refuse a second store of the cluster, and a copy of the folder of a coordinator that runs.
+
+    Returns how long another coordinator may still answer members.
+    """
     for entry in known.entries:
         refuse_other(identity.name, entry)
     if start.store.shared:
-        return
-    refuse_silent(known)
-    for address in {entry.leader.address for entry in known.entries} - {start.address}:
-        if await start.link.answers(address):
+        return Millis(0)
+    others, wait = {entry.leader.address for entry in known.entries} - {start.address}, Millis(0)
+    if start.election.terms > 1 and others:
+        raise OtherCoordinator(
+            f"while this coordinator did not run, a copy of its folder was started at {', '.join(map(str, others))}: "
+            f"continue with the folder there, which is newer"
+        )
+    if start.election.terms == 1:
+        refuse_silent(known)
+    for address in others:
+        presence = await start.link.presence(address)
+        if presence is Presence.ANSWERS:
             raise UsageError(
                 f"the coordinator of this cluster runs at {address} already, with another data folder: stop it "
                 f"first, and continue with the newer folder"
             )
+        if presence is Presence.SILENT:
+            wait = TAKE_OVER_MS
+            log.warning(
+                "the coordinator at %s may be frozen, or cannot be reached from here: queues get no new owner for "
+                "%.0f s, in which it would see that it is replaced", address, wait / 1000,
+            )  # fmt: skip
+    return wait
 
 
 async def _check_groups(start: Start, groups: list[str], info: ClusterInfo) -> None:

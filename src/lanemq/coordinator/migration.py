@@ -85,7 +85,7 @@ def migrate(data: Path, url: str, clock: Clock) -> MigrationPlan:
 def _opened(data: Path, url: str, clock: Clock) -> tuple[FolderStore, PostgresRows]:
     if coordinator_in(data) is None:
         raise UsageError(f"{data} is not the data folder of a coordinator")
-    source, target = FolderStore(data, moved=True), PostgresRows(url, clock)
+    source, target = FolderStore(data, clock, moved=True), PostgresRows(url, clock)
     source.connect()
     try:
         target.connect()

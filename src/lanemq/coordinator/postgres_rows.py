@@ -110,7 +110,7 @@ class _Gathered:
 
 
 class PostgresRows(GroupRows):
-    """The rows of one cluster's groups: a `Store`. Begin with `connect`, again after each failure."""
+    """The rows of one cluster's groups: a `StateStore`. Begin with `connect`, again after each failure."""
 
     shared = True
     former: Sight | None = None

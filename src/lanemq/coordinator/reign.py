@@ -35,7 +35,7 @@ from lanemq.coordinator.config import CoordinatorOptions
 from lanemq.coordinator.leader_report import LeaderReport
 from lanemq.coordinator.moves import MoveHandler
 from lanemq.coordinator.queues import ClusterQueues
-from lanemq.coordinator.store import Store
+from lanemq.coordinator.store import StateStore
 from lanemq.coordinator.term_gate import TermGate
 from lanemq.coordinator.watch import ClusterWatch
 from lanemq.core.brokering.cluster.confirmed_queues import ConfirmedQueues
@@ -89,7 +89,7 @@ class Ground(NamedTuple):
     thread: DiskThread
     address: Address
     """Where members connect."""
-    store: Store
+    store: StateStore
     new_server: Callable[[Connections, GroupContext], Server]
 
 

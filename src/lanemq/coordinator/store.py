@@ -1,7 +1,8 @@
 """Where a coordinator keeps its state, and how it begins to lead there: a data folder, or a PostgreSQL database.
 
-A folder is locked, so only one process can use it: it leads at once, and its term does not run out. In a database
-several processes contend (`core/brokering/cluster/leadership`).
+A folder is locked, so only one process can use it: it leads at once, and its term runs out only while that process does
+not run. A copy of the folder may have been started then. In a database several processes contend
+(`core/brokering/cluster/leadership`).
 """
 
 import contextlib
@@ -10,13 +11,13 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from lanemq.clock import Clock
 from lanemq.core.brokering.cluster.leadership import NO_LEADER, Sight, Term, TermRow
 from lanemq.log.folder.checks import coordinator_in, refuse_backup
 from lanemq.log.folder.lock import DataLock
 from lanemq.log.state.database import State
 from lanemq.log.state.group_rows import GroupRows, Statements, Sync
 from lanemq.model.errors import StorageError, UsageError
-from lanemq.model.units import Millis
 
 STATE_FILE = "state.db"
 TERM = "term"
@@ -24,7 +25,6 @@ MOVED_TO = "moved to"
 """Names of values in the state database."""
 _FOLDER = "folder"
 """The run of a folder. It is the same for ever: SQLite loses no commit, and a restored folder has new epochs."""
-_WITHOUT_END = Millis(10**15)
 
 
 class NotLeading(StorageError):
@@ -49,7 +49,7 @@ class Safety(NamedTuple):
     """What may lose changes."""
 
 
-class Store(Protocol):
+class StateStore(Protocol):
     """The rows of a cluster's groups, and the row that says who leads."""
 
     shared: bool
@@ -88,7 +88,7 @@ class Store(Protocol):
 class RowsOfTerm(GroupRows):
     """The rows as one term of this process uses them. What is left of an earlier term writes nothing in a later one."""
 
-    def __init__(self, store: Store, term: Term) -> None:
+    def __init__(self, store: StateStore, term: Term) -> None:
         self._store = store
         self._term = term
 
@@ -118,13 +118,14 @@ class FolderStore:
     shared = False
     last_write_ms = 0
 
-    def __init__(self, folder: Path, *, moved: bool = False) -> None:
+    def __init__(self, folder: Path, clock: Clock, *, moved: bool = False) -> None:
         """`moved`: may be used although its state was moved to a database, by a move that is repeated."""
         self._moved = moved
         self.shown = str(folder)
         self.term: Term | None = None
         self.former: Sight | None = None
         self._folder = folder
+        self._clock = clock
         self._lock: DataLock | None = None
         self._state: State | None = None
 
@@ -151,11 +152,13 @@ class FolderStore:
 
     def claim(self, seen: Sight, row: TermRow) -> bool:
         self.group_rows.put(TERM, str(row.term))
-        self.term = Term(row, sent_at=Millis(0), length=_WITHOUT_END)
+        self.term = Term(row, sent_at=self._clock.now())
         return True
 
     def renew(self) -> None:
-        """A term does not run out."""
+        """This process runs. Nothing is written."""
+        if self.term is not None:
+            self.term.confirmed(sent_at=(now := self._clock.now()), now=now)
 
     def hand_over(self) -> None:
         if self.term is not None:

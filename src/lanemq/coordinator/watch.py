@@ -19,7 +19,7 @@ from lanemq.coordinator.entries import OtherCoordinator, refuse_other
 from lanemq.coordinator.queues import ClusterQueues
 from lanemq.coordinator.retention import ParkedCopies
 from lanemq.core.brokering.cluster.epoch_floor import EpochFloor
-from lanemq.model.errors import ConnectFailed, LaneError, ProtocolError
+from lanemq.model.errors import ConnectFailed, LaneError, ProtocolError, UsageError
 from lanemq.model.names import RETRY_PREFIX, pull_group
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis
@@ -177,6 +177,11 @@ class ClusterWatch:
             task.cancel()
         if not entered:
             raise ConnectFailed("no name server takes the entries of this coordinator, so members would not find it")
+
+    async def register_everywhere(self) -> None:
+        """Enter this coordinator at all name servers: any of them tells one that was frozen that it is replaced."""
+        if not all(await asyncio.gather(*(self._register_at(server) for server in self._link.servers))):
+            raise UsageError("a name server did not take the entries of this coordinator: start it again")
 
     async def _register_at(self, server: Address) -> bool:
         """Whether a name server has the entries, and the limit of epochs with them."""

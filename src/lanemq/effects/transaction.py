@@ -181,9 +181,11 @@ class Once:
         database = self._database
         assert database is not None
         if error is not None:
-            with contextlib.suppress(Exception):
-                await self._notice_ending(database)
-            await self._give_up(database)
+            try:
+                with contextlib.suppress(Exception):
+                    await self._notice_ending(database)
+            finally:
+                await self._give_up(database)
             if isinstance(error, HandlerVerdict):  # the messages before the one that it names are not done either
                 error.rolled_back = (*error.rolled_back, *self._batch.messages)
             return
@@ -211,11 +213,14 @@ class Once:
             )
 
     async def _give_up(self, database: EffectDatabase) -> None:
+        """Rolls back and gives the connection back, also if a time-out of the program cancels it meanwhile."""
         self._database = None
-        with contextlib.suppress(Exception):  # a lost connection rolls back by itself
-            await database.roll_back()
-        with contextlib.suppress(Exception):
-            await database.close()
+        try:
+            with contextlib.suppress(Exception):  # a lost connection rolls back by itself
+                await database.roll_back()
+        finally:
+            with contextlib.suppress(Exception):
+                await database.close()
 
     async def _clean(self, database: EffectDatabase) -> None:
         now = self._clock.now()

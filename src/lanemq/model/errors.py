@@ -12,6 +12,7 @@ LaneError
 │   └── RemoteProtocolError  the peer sent an invalid message; the connection is closed
 ├── TransportError         retriable: it is unknown whether the request arrived
 │   ├── ConnectFailed
+│   │   ├── NotLeader        the coordinator at the address does not lead
 │   │   └── TlsFailed        the TLS handshake failed, or a certificate was refused
 │   ├── ConnectionLost
 │   └── RequestTimedOut

@@ -8,6 +8,7 @@ import itertools
 import sys
 import threading
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -160,7 +161,9 @@ def test_a_signal_handler_may_raise_wherever_a_thread_waits() -> None:
             is_last = False
         finally:
             sys.settrace(before)
-        assert not scheduler._mutex.locked()
+        with ThreadPoolExecutor(1) as other:
+            assert other.submit(scheduler._mutex.acquire, blocking=False).result(), "the mutex is taken"
+            other.submit(scheduler._mutex.release).result()
         put(scheduler, 0, 0, 1)
         assert scheduler.take_run(0) is not None
         if is_last:

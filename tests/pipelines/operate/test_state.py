@@ -30,14 +30,14 @@ def test_all_keys_are_one_table(tmp_path: Path) -> None:
 
 
 def test_what_a_batch_did_is_seen_only_when_it_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The files of a batch are there before its end: only the manifest makes them count."""
+    """The files of a batch are there before its end: only its record makes them count."""
     pipeline = stopped(tmp_path, Park())
     before = state_table(tmp_path)
 
-    def dies(*_: Any) -> None:
+    def dies(*_: Any, **__: Any) -> None:
         raise RuntimeError("the driver died")
 
-    monkeypatch.setattr(type(pipeline.stage), "settle", dies)
+    monkeypatch.setattr(type(pipeline.units), "record", dies)
     with pytest.raises(RuntimeError, match="the driver died"):
         pipeline.process(Sent(0, 4, "c", 5))
     assert state_table(tmp_path).equals(before)

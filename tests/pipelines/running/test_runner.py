@@ -220,21 +220,29 @@ def test_a_report_may_stop_the_pipeline(spark: Any, broker: EmbeddedBroker, topi
 def test_once_runs_the_retry_passes_that_are_due(
     spark: Any, broker: EmbeddedBroker, topic: str, declare: Declare
 ) -> None:
-    """And a retry pass that a crash interrupted runs before the first batch, under its old number."""
+    """And a retry pass that a crash interrupted is completed before the first batch, under its number."""
     send(broker.address, topic, range(5))
     stage, sink = FakeStage(), FakeSink()
     pipeline = declare(stage=stage, sink=sink)
-    assert start(pipeline, spark, once=True).await_end(600)
-    stage.unfinished = batch_number(0, 7)
-    stage.waiting += [Results(rows_of(ROW)), Results(rows_of(ROW))]
+    stage.waiting.append(Results(rows_of(ROW)))
+
+    def dies(batch: Batch) -> None:
+        if batch.is_retry_pass:
+            raise ValueError("the driver died")
+
+    sink.before_write = dies
+    with pytest.raises(PipelineFailed, match="the driver died"):
+        start(pipeline, spark, once=True).await_end(600)
+    sink.before_write = lambda batch: None
+    stage.waiting.append(Results(rows_of(ROW)))
     late = Results(rows_of(ROW))
     stage.before_run = lambda batch: stage.waiting.append(late) if batch.number == batch_number(1) else None
     send(broker.address, topic, range(5, 8))
     assert start(pipeline, spark, once=True).await_end(600)
     assert sink.numbers == [
         batch_number(0),
-        batch_number(0, 7),
         batch_number(0, 1),
+        batch_number(0, 2),
         batch_number(1),
         batch_number(1, 1),
     ]

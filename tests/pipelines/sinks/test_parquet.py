@@ -11,6 +11,7 @@ from tests.pipelines.sinks.targets import CHANGES, EVENTS, KEYED, QUERY, Died, P
 
 from lanemq.files import files_below, write_durably
 from lanemq.model.errors import InvalidOption, SinkFenced
+from lanemq.pipelines.batches import Batch
 from lanemq.pipelines.ports import Append, SinkRun
 
 
@@ -109,6 +110,17 @@ def test_without_the_fence_a_replaced_run_writes_too(target: ParquetTarget, monk
     assert target.numbers() == [1, 1]
 
 
+def test_a_checkpoint_that_loses_the_folder_while_it_writes_commits_nothing(target: ParquetTarget) -> None:
+    old, new = target.make(), target.make()
+    old.open(SinkRun(None, "q1", 1, EVENTS, Append(), pipeline="p"))  # type: ignore[arg-type]
+    assert old.write(target.batch_rows(a=[1]), Batch("q1", 0, 1))
+    taken = SinkRun(None, "q2", 1, EVENTS, Append(), pipeline="p", new_checkpoint=True)  # type: ignore[arg-type]
+    old.reached = lambda at: new.open(taken) if at == "staged" else None
+    with pytest.raises(SinkFenced, match=r"run 1 of the pipeline .* was replaced"):
+        old.write(target.batch_rows(a=[2]), Batch("q1", 1, 1))
+    assert target.numbers() == [1]
+
+
 @pytest.mark.parametrize("step", ["about to begin", "begun"])
 def test_only_the_newer_of_two_concurrent_opens_can_write(target: ParquetTarget, step: str) -> None:
     """The newer run opens the sink while the older one is opening it."""
@@ -156,7 +168,7 @@ def test_a_column_may_be_added_but_not_change_its_type(target: ParquetTarget) ->
 
 def test_a_column_that_differs_only_in_case_is_refused(target: ParquetTarget) -> None:
     """Spark and DuckDB cannot tell such columns apart."""
-    with pytest.raises(InvalidOption, match="column N differs from n of the rows only in case"):
+    with pytest.raises(InvalidOption, match="column n differs from N of the rows only in case"):
         target.opened(schema=StructType([StructField("n", LongType()), StructField("N", LongType())]))
     target.opened()
     with pytest.raises(InvalidOption, match=r"column N differs from n of the folder .* only in case"):

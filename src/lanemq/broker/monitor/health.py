@@ -33,7 +33,7 @@ class Phase(Enum):
     STOPPING = "stopping"
 
 
-class Figures(Protocol):
+class ProcessFigures(Protocol):
     """What a process shows of itself."""
 
     def problems(self) -> list[str]: ...
@@ -48,10 +48,10 @@ class Health:
         self._clock = clock
         self._loop = loop
         self._phase = Phase.STARTING
-        self._figures: Figures | None = None
+        self._figures: ProcessFigures | None = None
         self._last_tick: Callable[[], Millis] = clock.now
 
-    def running(self, figures: Figures, last_tick: Callable[[], Millis]) -> None:
+    def running(self, figures: ProcessFigures, last_tick: Callable[[], Millis]) -> None:
         """The process serves clients from now on."""
         self._figures, self._last_tick = figures, last_tick
         self._phase = Phase.RUNNING

@@ -14,13 +14,15 @@ when it is done, and raises to try again. SIGTERM lets running handlers finish, 
 import asyncio
 import contextlib
 import inspect
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias, TypeVar, Unpack
 
 from lanemq.client.codec import codec_named, type_name
-from lanemq.client.consumer.engine import ConsumerEngine, EngineThread, until_started
+from lanemq.client.consumer.engine import ConsumerEngine, EngineThread, end_task, until_started
 from lanemq.client.consumer.inspection import ConsumerSnapshot, take_snapshot
 from lanemq.client.consumer.monitor import consumer_samples
 from lanemq.client.consumer.options import ConsumerSettings, consumer_options
@@ -38,6 +40,7 @@ from lanemq.client.consumer.turns.arguments import (
 )
 from lanemq.client.consumer.turns.handler import async_batch_handler, batch_handler
 from lanemq.client.consumer.turns.subscription import DEFAULT_WORKERS, Subscription, ordered_by
+from lanemq.client.ending import close_here_or_aside
 from lanemq.client.metrics import as_numbers
 from lanemq.core.consuming.retry_policy import FailurePolicy, SendBack
 from lanemq.core.consuming.runs import Order
@@ -175,12 +178,18 @@ class App:
         """
         self._check_not_started()
         started = asyncio.Event()
-        self._running = asyncio.create_task(self._run_in_background(started))
+        self._running = running = asyncio.create_task(self._run_in_background(started))
         waiting = asyncio.create_task(started.wait())
-        await asyncio.wait({self._running, waiting}, return_when=asyncio.FIRST_COMPLETED)
-        waiting.cancel()
-        if self._running.done():
-            self._running.result()
+        try:
+            await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            if running.done():
+                running.result()
+        except BaseException:  # the block is not entered, so nothing would leave it
+            self._running = None
+            await end_task(running)
+            raise
+        finally:
+            waiting.cancel()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -211,10 +220,11 @@ class App:
         """Lets running handlers finish, commits, hands the queues over and ends; `now` does not wait for handlers.
 
         A handler may call it: the call returns at once, and the app ends when the running handlers have returned. Any
-        other caller of an app in the background waits for that.
+        other caller of an app in the background waits for that, except for a signal handler that has interrupted a call
+        of a client: there, the end of the program waits.
         """
         if self._thread is not None:
-            self._thread.stop(now=now)
+            close_here_or_aside(partial(self._thread.stop, now=now), sys._getframe(1))  # noqa: SLF001
         elif self._engine is not None:
             self._engine.stop(now=now)
 

@@ -54,14 +54,21 @@ class AsyncConsumer:
         self._ending = False
 
     async def start(self) -> None:
-        """Starts consuming; returns after the first rebalance round, or raises the error that prevented it."""
-        if self._running is not None:
+        """Starts consuming; returns after the first rebalance round, or raises the error that prevented it.
+
+        A start that is cancelled ends the consumer.
+        """
+        if self._engine is not None:
             raise Closed.started_before("consumer")
         self._engine = engine = ConsumerEngine(self.options, self._subscriptions, lambda *_: self._scheduler)
-        self._running = asyncio.create_task(engine.run())
-        await until_started(engine, self._running)
-        if self._running.done():
-            await self._running
+        self._running = running = asyncio.create_task(engine.run())
+        try:
+            await until_started(engine, running)
+        except BaseException:
+            self._running = None
+            raise
+        if running.done():
+            await running
 
     async def close(self, *, now: bool = False) -> None:
         """Commits, and hands the queues over. Undecided messages are delivered again."""
@@ -86,10 +93,13 @@ class AsyncConsumer:
         run = await self._scheduler.take_run_async(None if timeout is None else seconds("timeout", timeout))
         if run is None and self._engine is not None and self._engine.failure is not None:
             raise ended_by(self._engine.failure)
-        return None if run is None else self._undecided.add(run)
+        return self._undecided.add(run)
 
     async def done(self, message: Message) -> bool:
-        """Finishes the message; its lane continues. False: the queue was lost, and the message is delivered again."""
+        """Finishes the message; its lane continues.
+
+        False: the message is delivered again, because the queue was lost or the consumer was closed in between.
+        """
         return self._undecided.done(message)
 
     async def retry(self, message: Message, after: Seconds | None = None) -> None:
@@ -99,6 +109,8 @@ class AsyncConsumer:
     async def dead(self, message: Message, why: str = "") -> bool:
         """Moves the message to the group's dead letters; its lane continues. False: the broker did not take it."""
         run, end = self._undecided.dead(message, why)
+        if run is None:
+            return False
         engine = self._require_engine()
         finished = await engine.reporter.report(engine.subscriptions[run.queue.topic], run, end)
         return finished.why is Why.STOPPED

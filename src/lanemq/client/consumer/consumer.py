@@ -12,8 +12,10 @@ releases the queues.
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Unpack
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import TypeVar, Unpack
 
 from lanemq.client.consumer.engine import EngineThread, without_resources
 from lanemq.client.consumer.inspection import ConsumerSnapshot, take_snapshot
@@ -22,9 +24,10 @@ from lanemq.client.consumer.options import ConsumerSettings, consumer_options
 from lanemq.client.consumer.signals import TERMINATION
 from lanemq.client.consumer.turns.handler import Stop, retry_delay
 from lanemq.client.consumer.turns.history import TurnRecorder
-from lanemq.client.consumer.turns.scheduler import MessageFinished, MessageRun, Scheduler
+from lanemq.client.consumer.turns.scheduler import MessageFinished, MessageRun, Scheduler, was_asleep
 from lanemq.client.consumer.turns.subscription import Subscription, make_scheduler, ordered_by
 from lanemq.client.consumer.turns.workers import RunEnd
+from lanemq.client.ending import close_here_or_aside
 from lanemq.client.message import Message
 from lanemq.client.metrics import as_numbers
 from lanemq.clock import Clock
@@ -32,10 +35,12 @@ from lanemq.core.consuming.retry_policy import DeadLetter, FailurePolicy
 from lanemq.core.consuming.runs import DONE, FAILED, STOPPED, Suspend, Why
 from lanemq.history import History
 from lanemq.model.checks import check_kind, check_text, seconds
-from lanemq.model.errors import Closed, InvalidOption, UsageError
+from lanemq.model.errors import Closed, InvalidOption, LaneError, UsageError
 from lanemq.model.units import Seconds
 from lanemq.model.wording import shown
 from lanemq.net.address import Servers
+
+T = TypeVar("T")
 
 
 class Consumer:
@@ -58,14 +63,22 @@ class Consumer:
         self._thread = EngineThread(self.options, without_resources(subscriptions), lambda *_: self._scheduler)
         self._term: object | None = None
         self._ending = False
+        self._interruption: BaseException | None = None
 
     def start(self) -> None:
         self._thread.start()
 
     def close(self, *, now: bool = False) -> None:
-        """Commits, and hands the queues over. Undecided messages are delivered again."""
+        """Commits, and hands the queues over. Undecided messages are delivered again.
+
+        A signal handler may call it. If the signal interrupted a call of a client, this returns at once, and closing
+        continues in the background; the end of the program waits for it.
+        """
         if self._thread.in_child:
             return
+        close_here_or_aside(partial(self._close, now=now), sys._getframe(1))  # noqa: SLF001
+
+    def _close(self, *, now: bool) -> None:
         self._undecided.give_back()
         try:
             self._thread.stop(now=now)
@@ -78,27 +91,32 @@ class Consumer:
         Raises:
             LaneError: the consumer ended by an error.
         """
-        self._thread.check_process()
-        run = self._scheduler.take_run(None if timeout is None else seconds("timeout", timeout))
-        if run is None:
+        self._check()
+        limit = None if timeout is None else seconds("timeout", timeout)
+        message = self._whole(lambda: self._undecided.add(self._scheduler.take_run(limit)))
+        if message is None:
             self._thread.check()
-            return None
-        return self._undecided.add(run)
+        return message
 
     def done(self, message: Message) -> bool:
-        """Finishes the message; its lane continues. False: the queue was lost, and the message is delivered again."""
+        """Finishes the message; its lane continues.
+
+        False: the message is delivered again, because the queue was lost or the consumer was closed in between.
+        """
         self._thread.check_process()
-        return self._undecided.done(message)
+        return self._whole(lambda: self._undecided.done(message))
 
     def retry(self, message: Message, after: Seconds | None = None) -> None:
         """Delivers the same message again, after `after` seconds or as the failure policy says."""
         self._thread.check_process()
-        self._undecided.retry(message, after)
+        self._whole(lambda: self._undecided.retry(message, after))
 
     def dead(self, message: Message, why: str = "") -> bool:
         """Moves the message to the group's dead letters; its lane continues. False: the broker did not take it."""
         self._thread.check_process()
         run, end = self._undecided.dead(message, why)
+        if run is None:
+            return False
         engine = self._thread.engine
         reporting = engine.reporter.report(engine.subscriptions[run.queue.topic], run, end)
         return asyncio.run_coroutine_threadsafe(reporting, self._thread.loop).result().why is Why.STOPPED
@@ -110,6 +128,31 @@ class Consumer:
     def metrics(self) -> dict[str, float]:
         """All metrics of docs/reference/metrics.md, by their names and labels. Any thread may call it."""
         return as_numbers(consumer_samples(self._thread.engine))
+
+    def _check(self) -> None:
+        self._thread.check_process()
+        if self._interruption is not None:
+            raise LaneError(
+                f"a signal handler raised {self._interruption!r} in the middle of a change, and this consumer has "
+                "ended: close it and make a new one, which gets the undecided messages again"
+            ) from self._interruption
+
+    def _whole(self, call: Callable[[], T]) -> T:
+        """Makes a call that changes lanes. If a signal handler raises in it, and it was not asleep, the consumer ends.
+
+        A lane may be half changed then: its key would wait until the consumer is closed, and nobody would know.
+        """
+        try:
+            return call()
+        except LaneError:
+            raise
+        except BaseException as error:
+            if not was_asleep(error):
+                self._interruption = error
+                self._undecided.forget()
+                with contextlib.suppress(LaneError):  # it has ended
+                    self._thread.engine.stop(now=True)
+            raise
 
     def __iter__(self) -> Iterator[Message]:
         if self._term is None:
@@ -132,7 +175,8 @@ class Consumer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        if not self._thread.in_child:
+            self._close(now=False)
 
 
 def subscriptions_for(topics: str | Sequence[str], tags: str, policy: FailurePolicy | None) -> list[Subscription]:
@@ -155,10 +199,13 @@ class Undecided:
     def __init__(self, scheduler: Scheduler, group: str, history: History, clock: Clock) -> None:
         self._scheduler = scheduler
         self._runs: dict[Message, MessageRun] = {}
+        self._given_back = False
         self._recorder = TurnRecorder(group, history, clock) if history.on else None
 
-    def add(self, run: MessageRun) -> Message:
-        """The message of a run; its lane waits for the decision."""
+    def add(self, run: MessageRun | None) -> Message | None:
+        """The message of a run, if there is one; its lane waits for the decision."""
+        if run is None:
+            return None
         (message,) = run.messages
         message.retried_here = run.attempt - 1
         self._runs[message] = run
@@ -167,34 +214,50 @@ class Undecided:
         return message
 
     def done(self, message: Message) -> bool:
-        """False if the queue was lost: its next owner gets the message again."""
-        return self._finish(message, None).why is not Why.QUEUE_GONE
+        """False if the queue was lost, or everything was given back: its next owner gets the message again."""
+        finished = self._finish(message, None)
+        return finished is not None and finished.why is not Why.QUEUE_GONE
 
-    def retry(self, message: Message, after: Seconds | None) -> MessageFinished:
-        return self._finish(message, Stop(FAILED if after is None else Suspend(retry_delay(after))))
+    def retry(self, message: Message, after: Seconds | None) -> None:
+        self._finish(message, Stop(FAILED if after is None else Suspend(retry_delay(after))))
 
-    def dead(self, message: Message, why: str) -> tuple[MessageRun, RunEnd]:
-        """The run, and the end that makes its message a dead letter; the caller reports it."""
+    def dead(self, message: Message, why: str) -> tuple[MessageRun | None, RunEnd]:
+        """The run, and the end that makes its message a dead letter; the caller reports it. None: given back."""
         check_text("why", why)
         stop = Stop(Suspend(None), dead_letter=why)
         return self._remove(message, stop), RunEnd(stop, 0)
 
     def give_back(self) -> None:
         """Returns everything undecided to its lane. Safe while other threads decide: each run ends once."""
+        self._given_back = True
         with contextlib.suppress(KeyError):  # empty
             while True:
                 _, run = self._runs.popitem()
                 self._scheduler.finish(run, STOPPED)
 
-    def _finish(self, message: Message, stop: Stop | None) -> MessageFinished:
-        run = self._remove(message, stop)
-        if stop is None:
-            return self._scheduler.finish(run, DONE)
-        return self._scheduler.finish(run, stop.outcome, reason="the consumer asked for a retry")
+    def forget(self) -> None:
+        """Everything undecided will be delivered to another member, and no decision about it counts."""
+        self._given_back = True
+        self._runs.clear()
 
-    def _remove(self, message: Message, stop: Stop | None) -> MessageRun:
+    def _finish(self, message: Message, stop: Stop | None) -> MessageFinished | None:
+        run = self._remove(message, stop)
+        if run is None:
+            return None
+        try:
+            if stop is None:
+                return self._scheduler.finish(run, DONE)
+            return self._scheduler.finish(run, stop.outcome, reason="the consumer asked for a retry")
+        except UsageError:  # a signal handler or finalizer has interrupted this thread: it may decide later
+            self._runs[message] = run
+            raise
+
+    def _remove(self, message: Message, stop: Stop | None) -> MessageRun | None:
+        """The run of a message, which is decided now; None if a `close` has given it back before."""
         check_kind("message", message, Message, "a message that this consumer delivered")
         run = self._runs.pop(message, None)
+        if run is None and self._given_back:
+            return None
         if run is None:
             raise UsageError(f"{message} is not waiting for a decision: decide about each message once")
         if self._recorder is not None:

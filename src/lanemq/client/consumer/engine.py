@@ -353,10 +353,26 @@ def conflict_in(error: BaseException) -> GroupConflict | None:
 
 
 async def until_started(engine: ConsumerEngine, running: asyncio.Task[None]) -> None:
-    """Waits for the first rebalance round, or until `running`, the task of `engine.run`, has failed."""
+    """Waits for the first rebalance round, or until `running`, the task of `engine.run`, has failed.
+
+    If the wait is cancelled, so is the consumer: its program has no way to end it then.
+    """
     started = asyncio.create_task(engine.started.wait())
-    await asyncio.wait({running, started}, return_when=asyncio.FIRST_COMPLETED)
-    started.cancel()
+    try:
+        await asyncio.wait({running, started}, return_when=asyncio.FIRST_COMPLETED)
+    except BaseException:
+        await end_task(running)
+        raise
+    finally:
+        started.cancel()
+
+
+async def end_task(running: asyncio.Task[None]) -> None:
+    """Cancels a task and waits for its end, whatever that is."""
+    running.cancel()
+    await asyncio.wait([running])
+    if not running.cancelled():
+        running.exception()  # marks it as seen
 
 
 def started_in_parent() -> UsageError:
@@ -434,7 +450,11 @@ class EngineThread:
         if finish_on_sigterm:
             self._term = TERMINATION.listen(self._finish, again=True)
         self._thread.start()
-        self._ready.wait()
+        try:
+            self._ready.wait()
+        except BaseException:  # Ctrl-C: nobody would stop it
+            self._finish()
+            raise
         if self._error is not None:
             self._thread.join()
             raise self._error

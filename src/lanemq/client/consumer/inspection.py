@@ -99,11 +99,14 @@ class ConsumerSnapshot:
 
 
 def take_snapshot(member: Member) -> ConsumerSnapshot:
-    """A snapshot that is consistent per queue, not across queues: nothing is paused for it."""
+    """A snapshot that is consistent per queue, not across queues: nothing is paused for it.
+
+    In a signal handler that has interrupted a call of this consumer, it may have no queues.
+    """
     now = member.options.clock.now()
     queues = {}
     for assigned in member.assignment:
-        view = _view(assigned)
+        view = assigned.scheduler.view(assigned.queue)
         if view is not None:
             left = None if view.usable_until == NO_LEASE_NEEDED else max(0, view.usable_until - now) / 1000
             stage, known = assigned.lifecycle.stage.name, assigned.confirmed
@@ -223,7 +226,7 @@ def _mean_ms(times: Distribution | None) -> float:
 
 
 def _queue_info(assigned: AssignedQueue, now: int) -> ProcessQueueInfo:
-    view = _view(assigned)
+    view = assigned.scheduler.view(assigned.queue)
     if view is None:
         return ProcessQueueInfo(droped=True)
     return ProcessQueueInfo(
@@ -259,7 +262,7 @@ def held_lanes(member: Member) -> HeldLanesBody:
     held = [
         (until, assigned, key)
         for assigned in member.assignment
-        if (view := _view(assigned)) is not None
+        if (view := assigned.scheduler.view(assigned.queue)) is not None
         for key, until in (*((key, -1) for key in view.parked_here), *view.held)
     ]
     held.sort(key=lambda each: each[0])
@@ -273,11 +276,6 @@ def held_lanes(member: Member) -> HeldLanesBody:
                 HeldLaneBody(topic=queue.topic, broker=queue.broker, queue_id=queue.queue_id, key=key, state=state)
             )
     return body
-
-
-def _view(assigned: AssignedQueue) -> QueueView | None:
-    with assigned.scheduler as lanes:
-        return lanes.view(assigned.queue)
 
 
 def _lane_view(assigned: AssignedQueue, key: str | None, now: Millis) -> LaneView | None:

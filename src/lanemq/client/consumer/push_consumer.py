@@ -6,6 +6,8 @@ consumer.register_orderly(listener)
 consumer.start()
 """
 
+import sys
+from functools import partial
 from typing import Unpack
 
 from lanemq.client.consumer.engine import EngineThread, without_resources
@@ -19,6 +21,7 @@ from lanemq.client.consumer.turns.handler import (
     OrderlyListener,
 )
 from lanemq.client.consumer.turns.subscription import DEFAULT_WORKERS, Subscription
+from lanemq.client.ending import close_here_or_aside
 from lanemq.core.consuming.retry_policy import (
     RETRY_FOREVER,
     SUSPEND_DEFAULT,
@@ -107,10 +110,10 @@ class PushConsumer:
     def shutdown(self, *, now: bool = False) -> None:
         """Lets running listeners finish, commits, releases the queues and leaves the group.
 
-        Called by a listener, it returns at once.
+        Called by a listener, or by a signal handler that has interrupted a call of a client, it returns at once.
         """
         if self._thread is not None:
-            self._thread.stop(now=now)
+            close_here_or_aside(partial(self._thread.stop, now=now), sys._getframe(1))  # noqa: SLF001
 
     def snapshot(self) -> ConsumerSnapshot:
         if self._thread is None:

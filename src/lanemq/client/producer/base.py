@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar, Unpack
 
 from lanemq.background_log import ClientLog
 from lanemq.client import metrics as names
+from lanemq.client.ending import watch
 from lanemq.client.identity import new_client_id, new_producer_id
 from lanemq.client.producer.batches import (
     GATHERED_PER_QUEUE,
@@ -31,7 +32,6 @@ from lanemq.client.producer.batches import (
     refuse_delay,
 )
 from lanemq.client.producer.choosing import QueueChooser
-from lanemq.client.producer.ending import watch
 from lanemq.client.producer.engine import DIAL_BACKOFF_MILLIS, SENDING, Actions, FlushMark, SendEngine, SendRequest
 from lanemq.client.producer.freezes import Frozen, Sender
 from lanemq.client.producer.inbox import SendInbox

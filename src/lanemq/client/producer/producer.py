@@ -25,6 +25,7 @@ from typing import Self, TypeAlias, Unpack
 
 from lanemq.background_log import ClientLog
 from lanemq.client.bell import Bell
+from lanemq.client.ending import close_aside, interrupts_a_call
 from lanemq.client.producer.base import (
     BUSY_GATHER_MILLIS,
     GATHER_MILLIS,
@@ -42,7 +43,6 @@ from lanemq.client.producer.base import (
 )
 from lanemq.client.producer.batches import Many, PendingMessage, SendArguments, heartbeat, total_size
 from lanemq.client.producer.choosing import check_sendable
-from lanemq.client.producer.ending import close_aside, interrupts_a_call
 from lanemq.client.producer.engine import LOG_NAME, Actions, FlushMark, SendRequest
 from lanemq.client.producer.options import ProducerSettings
 from lanemq.client.producer.outcomes import Outcome, notify_all

@@ -104,7 +104,7 @@ class PeerServer(Protocol):
         """Whether a peer is known only after a correctly signed request."""
 
     @property
-    def may_answer(self) -> Callable[[], bool]:
+    def may_answer(self) -> Callable[[], bool] | None:
         """Asked before replies are written. If they may not leave any more, the connection is broken."""
 
     def adopt(self, peer: "Peer", /) -> None:
@@ -252,7 +252,7 @@ class Peer(asyncio.BufferedProtocol):
             outgoing, size, self._outgoing, self._outgoing_bytes = self._outgoing, self._outgoing_bytes, [], 0
             if not self.is_open or self._transport.is_closing():
                 return
-            if not self._server.may_answer():
+            if self._server.may_answer is not None and not self._server.may_answer():
                 self.abort()
                 return
             if len(outgoing) == 1:

@@ -86,10 +86,6 @@ class Joining:
     count: int = 0
 
 
-def _always() -> bool:
-    return True
-
-
 class Listener:
     """A socket to which clients can connect. A server accepts the connections."""
 
@@ -122,12 +118,12 @@ class Server:
         nanoseconds: Callable[[], int] | None = None,
         may_answer: Callable[[], bool] | None = None,
     ) -> None:
-        """`nanoseconds` measures the slices of the peers. Before replies are written, `may_answer` is asked."""
+        """`nanoseconds` measures the slices of the peers. `may_answer`, if given, is asked before each reply."""
         self.dispatcher = dispatcher
         self.reads: Reads = reads or NoReads()
         self.max_frame_bytes = max_frame_bytes
         self.unfinished: UnfinishedFrames[Peer] = UnfinishedFrames(max_unfinished_bytes)
-        self.may_answer = may_answer or _always
+        self.may_answer = may_answer
         self.loop = asyncio.get_running_loop()
         self.unsent: UnsentReplies[Peer] = UnsentReplies(
             MAX_UNSENT_BYTES, lambda peer: peer.unsent, lambda peer: peer.origin, self.loop.time

@@ -12,7 +12,7 @@ UNIT: Final = "unit"
 """The record's name in the log."""
 
 
-class Part(msgspec.Struct, frozen=True):
+class DecidedFile(msgspec.Struct, frozen=True):
     """One file with rows."""
 
     shard: str
@@ -26,8 +26,8 @@ class DecidedRows(msgspec.Struct, frozen=True):
     folder: str
     columns: str
     """The columns of the outputs, as Spark's JSON."""
-    outputs: tuple[Part, ...]
-    dead: tuple[Part, ...]
+    outputs: tuple[DecidedFile, ...]
+    dead: tuple[DecidedFile, ...]
     counts: dict[str, int]
     late: frozenset[tuple[str, str, int, int]] = frozenset()
     emptied_below: int | str | None = None

@@ -31,7 +31,7 @@ from lanemq.files import Output, StorePath, arrow_source, copy, remove_tree, syn
 from lanemq.model.errors import SinkFenced, StateLost, UsageError
 from lanemq.pipelines.batches import Batch, run_name
 from lanemq.pipelines.checkpoint.run_log import RunLog
-from lanemq.pipelines.checkpoint.unit_record import UNIT, DecidedRows, Part, UnitRecord, pack_unit, unit_in
+from lanemq.pipelines.checkpoint.unit_record import UNIT, DecidedFile, DecidedRows, UnitRecord, pack_unit, unit_in
 from lanemq.pipelines.ports import DEAD_LETTER_SCHEMA, FileRows, Results, RowFile, Rows, TableRows
 from lanemq.spark.offsets import OffsetJson
 
@@ -145,7 +145,7 @@ class Units:
         )
 
 
-def _keep(rows: Rows, folder: StorePath, word: str) -> Iterator[Part]:
+def _keep(rows: Rows, folder: StorePath, word: str) -> Iterator[DecidedFile]:
     """Link or copy the rows to the unit's folder, because the stage may remove its files at any time."""
     if not isinstance(rows, FileRows):
         if rows.count():
@@ -153,12 +153,12 @@ def _keep(rows: Rows, folder: StorePath, word: str) -> Iterator[Part]:
             output = Output(path)
             pq.write_table(rows.table(), output.target)
             output.close()
-            yield Part("driver", path.name, rows.count())
+            yield DecidedFile("driver", path.name, rows.count())
         return
     for index, file in enumerate(file for file in rows.files if file.rows):
         path = folder / f"{word}-{index}.parquet"
         copy(file.path, path, link=True)
-        yield Part(file.shard, path.name, file.rows)
+        yield DecidedFile(file.shard, path.name, file.rows)
 
 
 def _sync_all(paths: Sequence[StorePath]) -> None:
@@ -167,7 +167,7 @@ def _sync_all(paths: Sequence[StorePath]) -> None:
         list(pool.map(sync, paths))
 
 
-def _files(folder: StorePath, parts: Sequence[Part]) -> list[RowFile]:
+def _files(folder: StorePath, parts: Sequence[DecidedFile]) -> list[RowFile]:
     return [RowFile(part.shard, folder / part.name, part.rows) for part in parts]
 
 

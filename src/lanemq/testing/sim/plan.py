@@ -38,6 +38,8 @@ class Plan:
     messages: int
     """Messages of each producer."""
     window: int
+    answer_ms: int
+    """After how long without a reply a producer sends a request again."""
     members: int
     """Consumers with handlers."""
     polling: int
@@ -118,6 +120,7 @@ def _plan_of(seed: int) -> Plan:
         producers=draw.choice((1, 2, 2, 3)),
         messages=draw.choice((30, 60, 120)),
         window=draw.choice((1, 2, 4, 4)),
+        answer_ms=draw.choice((3_000, 3_000, 1_000)),
         members=draw.choice((1, 2, 2, 3)),
         polling=draw.choice((0, 0, 1, 2)),
         failing=draw.choice((0.0, 0.02, 0.15)),

@@ -10,6 +10,7 @@ from lanemq.client.producer.async_producer import AsyncProducer
 from lanemq.client.producer.engine import SENDING
 from lanemq.client.receipt import Receipt
 from lanemq.model.errors import LaneError
+from lanemq.model.units import Millis
 from lanemq.testing.sim.effects import sum_of
 from lanemq.testing.sim.host import Host
 from lanemq.testing.sim.world import SERVERS, World
@@ -23,9 +24,9 @@ Outgoing = tuple[str, dict[str, object]]
 class SimProducer(AsyncProducer):
     """Ends with its simulated process, not with the program that simulates it."""
 
-    def __init__(self, *arguments: Any, window: int, **settings: Any) -> None:
-        """`window` differs between simulations, so that they also meet batches that wait for each other."""
-        self._sending = replace(SENDING, window=window)
+    def __init__(self, *arguments: Any, window: int, answer_ms: int, **settings: Any) -> None:
+        """Limits that differ between simulations, so that batches wait for each other, or are sent again soon."""
+        self._sending = replace(SENDING, window=window, answer_timeout=Millis(answer_ms))
         super().__init__(*arguments, **settings)
 
     def end_with_program(self, seconds: float) -> None:
@@ -69,6 +70,7 @@ class ProducerProgram:
             clock=host.clock,
             history=history,
             window=plan.window,
+            answer_ms=plan.answer_ms,
             delivery_timeout=seconds,
             timeout=seconds,
         )

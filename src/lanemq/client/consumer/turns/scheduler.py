@@ -5,6 +5,9 @@ held inside the block; at its end, workers are woken and callbacks called as `La
 waits is here: workers wait for runs, and the event loop for a queue to be drained. No thread ever waits for a lane or a
 queue. The two calls that a program makes on its main thread (`take_run`, `finish`) take the mutex itself: a signal
 handler may raise inside `__enter__`, after the mutex is taken and before the block begins, and it would stay taken.
+A signal handler or finalizer of the program may interrupt a thread that holds the mutex, and use the consumer. It gets
+the mutex, which is reentrant, and finds `_inside` set: to wait would be to wait for itself. So `view` sees nothing, and
+other calls raise.
 A worker announces its sleep under the mutex, so that it misses no change, and sleeps without it.
 
 Which workers are woken: a put wakes as many as its messages need. A worker that found work wakes one more while there
@@ -26,6 +29,8 @@ from lanemq.core.consuming.busy_workers import LATE_MS, Worker
 from lanemq.core.consuming.lane_queue import MemberProgress
 from lanemq.core.consuming.runs import Finished, LaneRun, Outcome
 from lanemq.core.consuming.scheduler import LaneChanges, LaneScheduler
+from lanemq.core.consuming.views import QueueView
+from lanemq.model.errors import UsageError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, Seconds, to_millis
 from lanemq.wire.lane_bodies import FrontClientsBody
@@ -51,7 +56,9 @@ class Scheduler:
         self._lanes = lanes
         self._clock = clock
         self._nanos = nanoseconds_of(clock)
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()
+        # Whether the thread that has the mutex is changing the lanes.
+        self._inside = False
         # Rings for workers that sleep. Those that were woken and do not run yet will look for work.
         self._changed = Bell()
         # Whether one of the sleeping workers watches the busy ones.
@@ -67,12 +74,17 @@ class Scheduler:
     def __enter__(self) -> LaneScheduler[Message]:
         """Holds the mutex: nothing inside may wait, log, or call code of the user."""
         self._mutex.acquire()
+        if self._inside:
+            self._mutex.release()
+            raise interrupts_itself()
+        self._inside = True
         return self._lanes
 
     def __exit__(self, *_: object) -> None:
         try:
             callbacks = self._act_on_changes()
         finally:
+            self._inside = False
             self._mutex.release()
         for callback in callbacks:
             callback()
@@ -99,11 +111,17 @@ class Scheduler:
         slept, deadline = False, self._deadline(timeout)
         while not self._closed:
             with self._mutex:
-                run = self._single_run(wake_another=slept)
-                ended = run is not None or (deadline is not None and self._clock.now() >= deadline)
-                ready = ended or self._closed or self._lanes.has_changes
-                sleep = None if ready else self._announce_sleep(self._look_again(deadline))
-                callbacks = self._act_on_changes()
+                if self._inside:
+                    raise interrupts_itself()
+                self._inside = True
+                try:
+                    run = self._single_run(wake_another=slept)
+                    ended = run is not None or (deadline is not None and self._clock.now() >= deadline)
+                    ready = ended or self._closed or self._lanes.has_changes
+                    sleep = None if ready else self._announce_sleep(self._look_again(deadline))
+                    callbacks = self._act_on_changes()
+                finally:
+                    self._inside = False
             for callback in callbacks:
                 callback()
             if ended:
@@ -118,9 +136,15 @@ class Scheduler:
     ) -> MessageFinished:
         """Ends a run. The caller must do what the result asks for; a run that was taken over is ignored."""
         with self._mutex:
-            now = self._clock.now()
-            finished = self._lanes.finish(run, outcome, done=done, concerned=concerned, now=now, reason=reason)
-            callbacks = self._act_on_changes()
+            if self._inside:
+                raise interrupts_itself()
+            self._inside = True
+            try:
+                now = self._clock.now()
+                finished = self._lanes.finish(run, outcome, done=done, concerned=concerned, now=now, reason=reason)
+                callbacks = self._act_on_changes()
+            finally:
+                self._inside = False
         for callback in callbacks:
             callback()
         return finished
@@ -187,6 +211,11 @@ class Scheduler:
         """Calls back, from any thread, whenever parked lanes have something to send to the broker."""
         with self._mutex:
             self._on_parked = callback
+
+    def view(self, queue: MessageQueue) -> QueueView | None:
+        """A queue at this moment; None if it was lost, or if this thread was interrupted in the middle of a change."""
+        with self._mutex:
+            return None if self._inside else self._lanes.view(queue)
 
     def client_of(self, queue: MessageQueue, key: str | None) -> str:
         """Who runs a lane that was handed out; empty if it runs here."""
@@ -282,6 +311,27 @@ class Scheduler:
 
     def _wake_all(self) -> None:
         self._changed.ring()
+
+
+def was_asleep(error: BaseException) -> bool:
+    """Whether an exception of a signal handler came while its thread slept, when nothing was half done."""
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code is _ASLEEP:
+            return True
+        trace = trace.tb_next
+    return False
+
+
+_ASLEEP = Scheduler._sleep_until_changed.__code__  # noqa: SLF001
+
+
+def interrupts_itself() -> UsageError:
+    """The error for a signal handler or finalizer that has interrupted its own thread in the middle of a change."""
+    return UsageError(
+        "a signal handler or a finalizer has interrupted a call of this consumer, and this call would wait for it: let "
+        "it set a flag or start a thread, and call this there"
+    )
 
 
 class _Sleep(NamedTuple):

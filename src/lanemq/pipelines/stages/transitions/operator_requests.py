@@ -28,6 +28,7 @@ from lanemq.files import StorePath, create, read_json, sync, write_durably, writ
 from lanemq.model.errors import InvalidOption, StateLost
 from lanemq.pipelines.stages.transitions.messages import WaitingMessage
 from lanemq.pipelines.stages.transitions.shard import keyless
+from lanemq.wire.prepared import prepare_structs
 
 Action: TypeAlias = Literal["redrive", "discard", "discard_first"]
 
@@ -273,3 +274,6 @@ def _parts(dead_letters: Iterable[RedrivenDeadLetter]) -> Iterator[list[Redriven
             part, size = [], 0
     if part:
         yield part
+
+
+prepare_structs(__name__)  # pages of the console read requests in several threads

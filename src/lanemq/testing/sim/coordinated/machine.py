@@ -37,7 +37,7 @@ class SimCoordinator(Coordinator):
 
     def _new_store(self) -> FolderStore:
         assert self.options.data is not None, "the plan names a folder"
-        self._folder = FolderStore(self.options.data)
+        self._folder = FolderStore(self.options.data, self._host.clock)
         return self._folder
 
     def _new_thread(self) -> DiskThread:

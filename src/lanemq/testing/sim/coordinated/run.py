@@ -232,7 +232,7 @@ class CoordinatedRun:
     def _left(self) -> list[str]:
         sending = [f"{each.name} has sent {each.sent}" for each in self.producers if not each.done]
         broker, coordinator = self.world.broker.broker, self.coordinator.coordinator
-        if sending or broker is None or coordinator is None:
+        if sending or broker is None or coordinator is None or not coordinator.leads:
             return sending or ["a server is down"]
         progress, store = coordinator.running.context.progress, broker.running.context.store
         left = [f"{lane.name} has {len(lane.offsets)}" for each in progress.parked() for lane in each.lanes.values()]

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from tests.client.fake_broker import FakeBroker, serving
 
+from lanemq.client import ending
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.topic_reader import TopicReader
-from lanemq.client.producer import ending
 from lanemq.client.producer.producer import Producer
 from lanemq.client.receipt import Receipt
 from lanemq.model.errors import Closed
@@ -27,7 +27,7 @@ SECONDS = 60
 BEGIN = """
 import asyncio, itertools, multiprocessing, os, signal, sys
 from lanemq import *
-from lanemq.client.producer import ending
+from lanemq.client import ending
 address, topic = sys.argv[1:]
 """
 

@@ -3,9 +3,9 @@
 A program that ends without `close` would lose what its producers have accepted. So the exit closes them, and waits for
 their brokers for a while. What is left then is reported in the log.
 
-A signal handler runs in the main thread, in the middle of whatever that thread does. If that is a call of a producer,
-a future's or the log's, it may hold a lock, and a `close` that waits for other threads would wait for itself. Such a
-`close` continues in a thread of its own, which the exit waits for.
+A signal handler runs in the main thread, in the middle of whatever that thread does. If that is a call of a producer
+or consumer, a future's or the log's, it may hold a lock, and a `close` that waits for other threads would wait for
+itself. Such a `close` continues in a thread of its own, which the exit waits for.
 
 A handler that raises ends such a call in the middle. The producer notices that and gives up: what it had accepted
 fails, with a warning, instead of being lost unnoticed.
@@ -28,12 +28,15 @@ broker seems to hang at its end."""
 
 _LOCKING = (
     "lanemq.client.producer",
+    "lanemq.client.consumer.consumer",
+    "lanemq.client.consumer.engine",
+    "lanemq.client.consumer.inspection",
     "lanemq.client.routing",
     "lanemq.net.calling.blocking",
     "concurrent.futures",
     "logging",
 )
-"""Modules in which the main thread may hold a lock that another thread of a producer needs."""
+"""Modules in which the main thread may hold a lock that another thread of a producer or consumer needs."""
 
 
 class Ending(Protocol):
@@ -76,6 +79,14 @@ def interrupts_a_call(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def close_here_or_aside(close: Callable[[], None], frame: FrameType | None) -> None:
+    """Closes, in a thread of its own if the caller is a signal handler inside a call; `frame` is the caller's."""
+    if interrupts_a_call(frame):
+        close_aside(close)
+    else:
+        close()
 
 
 def close_aside(close: Callable[[], None]) -> None:
