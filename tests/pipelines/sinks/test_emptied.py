@@ -6,9 +6,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from lanemq.pipelines.checkpoint.decisions import Decisions
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StringType, StructField, StructType
+from tests.pipelines.checkpoint.test_units import END, units
 from tests.pipelines.sinks.conftest import MERGING
 from tests.pipelines.sinks.targets import CHANGES, KEYED, QUERY, Change, Died, Target, changes, dies_at, named
 from tests.pipelines.sinks.test_kept import SCHEMA, rows
@@ -84,9 +84,9 @@ def test_sequences_of_the_source_are_compared_as_text(target: Target) -> None:
 
 
 def test_a_decided_batch_still_empties_the_table(tmp_path: Path) -> None:
-    decisions, batch = Decisions(tmp_path), named(1, 0)
-    decided = decisions.make(batch, Results(emptied(5, (1, "a", 6, False))), {})
-    found: Any = decisions.find(batch, CHANGES, {})
+    run, batch = units(tmp_path), named(3 << 32, 0)
+    decided = run.record(batch, Results(emptied(5, (1, "a", 6, False))), END, decide=True, whole=False)
+    found: Any = units(tmp_path).decided(batch, CHANGES, END)
     assert decided.outputs.emptied_below == found.outputs.emptied_below == 5
 
 
