@@ -18,6 +18,7 @@ from lanemq.cli.main import main
 from lanemq.client.admin.coordinated import CoordinatedAdmin
 from lanemq.coordinator.entries import KnownEntries
 from lanemq.coordinator.term_gate import TermGate
+from lanemq.coordinator.watch import NEW_OWNERS_WAIT
 from lanemq.core.brokering.cluster.leadership import Term
 from lanemq.model.errors import UsageError
 from lanemq.model.queue import MessageQueue
@@ -270,10 +271,57 @@ def test_a_leader_of_a_state_that_may_have_lost_changes_ends_all_leases_and_wait
     until(lambda: other.coordinator.leads)
     with RawClient(str(other.address)) as client:
         client.heartbeat("one", GROUP, {TOPIC: "*"}, laneExpiryMillis="5000")
+        held = other.coordinator.running.queues.grants_from
         assert not client.lane_lock("one", TOPIC, group=GROUP).lane_leases, "nobody is owner any more"
         assert owned(client, "two") > epoch
-        held = other.coordinator.running.queues.grants_from
         assert other.coordinator._clock.now() >= held > 0
+
+
+def another_run(url: str) -> None:
+    """As a server that was restarted since the last leader began."""
+    with psycopg.connect(url, autocommit=True) as db:
+        db.execute("UPDATE lanemq.kv SET value = 'another run' WHERE name = 'led in'")
+
+
+def test_a_leader_that_ends_while_new_owners_wait_makes_the_next_one_wait_again(
+    contend: Contend, leader: RunningCoordinator, url: str
+) -> None:
+    leader.stop()
+    another_run(url)
+    second = contend()
+    until(lambda: second.coordinator.leads)
+    assert second.coordinator.running.queues.grants_from > second.coordinator._clock.now()
+    second.stop()
+    third = contend()
+    until(lambda: third.coordinator.leads)
+    wait = third.coordinator.running.queues.grants_from
+    assert wait > third.coordinator._clock.now() + 4_000
+    with RawClient(str(third.address)) as client:
+        assert owned(client, "one")
+    assert third.coordinator._clock.now() >= wait
+    until(lambda: third.coordinator._store.group_rows.get(NEW_OWNERS_WAIT) == "0")
+
+
+def test_a_leader_does_not_vouch_for_a_state_that_may_have_lost_the_whole_term_of_another_one(
+    contend: Contend, leader: RunningCoordinator, url: str
+) -> None:
+    """The other one led for a while, and a fail-over to the moment before has left nothing of that."""
+    with RawClient(str(leader.address)) as client:
+        assert owned(client, "one")
+    with psycopg.connect(url, autocommit=True) as db:
+        row = db.execute("SELECT term, leader, serial, address FROM lanemq.leader").fetchone()
+        assert row is not None
+        db.execute("UPDATE lanemq.leader SET term = term + 1, leader = 'other', serial = 0")
+    election, store = leader.coordinator._election, leader.coordinator._store
+    until(lambda: election.known_term > row[0])
+    assert store.term is not None
+    former = store.term.row
+    with psycopg.connect(url, autocommit=True) as db:
+        values = (former.term, former.leader, former.serial, former.address)
+        db.execute("UPDATE lanemq.leader SET term = %s, leader = %s, serial = %s, address = %s", values)
+    another_run(url)
+    until(lambda: leader.coordinator.leads)
+    assert leader.coordinator.running.queues.grants_from > leader.coordinator._clock.now()
 
 
 def test_what_is_left_of_a_former_term_writes_nothing_in_the_next_one(leader: RunningCoordinator) -> None:

@@ -42,7 +42,7 @@ class Election:
         self.leader: Leader | None = None
         """Who leads, as the last look at the store says."""
         self.known_term = 0
-        """The highest term that this process has heard of elsewhere."""
+        """The highest term that this process has seen in the store, or heard of elsewhere."""
         self.replaced: Sight | None = None
         """The row that the last claim of this process replaced."""
         self.former: TermRow | None = None
@@ -79,6 +79,7 @@ class Election:
         sight = await self._thread.call(store.look)
         self.problem = ""
         contender.saw(sight, now=self._clock.now())
+        self.known_term = max(self.known_term, sight.row.term)
         self.leader = leader_of(sight.row)
         seen = contender.replaceable(now=self._clock.now())
         if seen is None:
