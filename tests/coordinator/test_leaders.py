@@ -1,6 +1,7 @@
 """Two coordinators that share a PostgreSQL: one answers, the other takes over, and nothing is granted twice."""
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from lanemq import App, Message, Producer
 from lanemq.cli.main import main
 from lanemq.client.admin.coordinated import CoordinatedAdmin
 from lanemq.coordinator.entries import KnownEntries
+from lanemq.coordinator.postgres_rows import PostgresRows
 from lanemq.coordinator.term_gate import TermGate
 from lanemq.coordinator.watch import NEW_OWNERS_WAIT
 from lanemq.core.brokering.cluster.leadership import Term
@@ -322,6 +324,27 @@ def test_a_leader_does_not_vouch_for_a_state_that_may_have_lost_the_whole_term_o
     another_run(url)
     until(lambda: leader.coordinator.leads)
     assert leader.coordinator.running.queues.grants_from > leader.coordinator._clock.now()
+
+
+def test_a_leader_reads_its_state_in_the_thread_of_the_rows_only(
+    leader: RunningCoordinator, monkeypatch: pytest.MonkeyPatch, cluster: EmbeddedBroker
+) -> None:
+    """Its event loop would stand still while the database is silent."""
+    monkeypatch.setattr("lanemq.coordinator.watch.COPIES_EVERY_MS", 100)
+    threads, rows = list[str](), PostgresRows.rows
+
+    def watched(*given: Any) -> list[Any]:
+        threads.append(threading.current_thread().name)
+        return rows(*given)
+
+    monkeypatch.setattr(PostgresRows, "rows", watched)
+    with RawClient(str(leader.address)) as client, RawClient(cluster.address) as at_broker:
+        for _ in range(5):
+            at_broker.send(TOPIC)
+        named = {"bname": "lanemq", "laneClient": "one", "laneEpoch": str(owned(client, "one"))}
+        assert client.commit(3, TOPIC, group=GROUP, **named).code == 0
+        until(lambda: at_broker.committed(TOPIC, group=GROUP) == 3)
+    assert set(threads) <= {"lanemq-rows"}
 
 
 def test_what_is_left_of_a_former_term_writes_nothing_in_the_next_one(leader: RunningCoordinator) -> None:

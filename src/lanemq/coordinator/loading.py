@@ -9,6 +9,7 @@ from lanemq.broker.storage.disk_thread import DiskThread
 from lanemq.client import identity as identities
 from lanemq.clock import Clock
 from lanemq.coordinator.cluster import CONSUME_ENABLE, ClusterLink, Presence, cluster_name, masters_in, settings_of
+from lanemq.coordinator.copies import read_copies
 from lanemq.coordinator.election import Election
 from lanemq.coordinator.entries import KnownEntries, OtherCoordinator, known_entries, refuse_other, refuse_silent
 from lanemq.coordinator.queues import RemoteLog
@@ -74,6 +75,7 @@ async def load(start: Start) -> Loaded:
         await call(lambda: recovered_groups(rows, start.clock, start.thread, RemoteLog())),
         await call(rows.leases),
         await call(lambda: rows.get(CONFIRMED_QUEUES) or "[]"),
+        await call(lambda: read_copies(rows)),
         floor,
         Millis(start.clock.now() + wait) if wait else Millis(0),
     )
