@@ -1,6 +1,8 @@
 """Two coordinators that share a PostgreSQL: one answers, the other takes over, and nothing is granted twice."""
 
 import contextlib
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -196,6 +198,68 @@ def test_a_member_that_leaves_a_coordinator_after_its_term_changes_nothing(leade
         leader.loop.call_soon_threadsafe(late)
         until(lambda: leader.coordinator.leads and leader.coordinator.running is not reign)
     assert reign.context.locks.latest(GROUP, queue) == before
+
+
+# a database that is silent
+
+
+def sessions(url: str) -> set[int]:
+    """The server's processes that serve coordinators."""
+    with psycopg.connect(url) as db:
+        query = "SELECT pid FROM pg_stat_activity WHERE application_name = 'lanemq-coordinator'"
+        return {pid for (pid,) in db.execute(query).fetchall()}
+
+
+@contextlib.contextmanager
+def silent(process: int) -> Iterator[None]:
+    """The machine of the server acknowledges what it gets, and nothing answers."""
+    os.kill(process, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(process, signal.SIGCONT)
+
+
+def test_a_coordinator_that_waits_leaves_a_silent_connection_and_can_lead(
+    contend: Contend, leader: RunningCoordinator, url: str
+) -> None:
+    before = sessions(url)
+    other = contend()
+    (session,) = sessions(url) - before
+    with silent(session):
+        leader.stop()
+        until(lambda: other.coordinator.leads)
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_a_coordinator_stops_although_its_database_is_silent(
+    contend: Contend, leader: RunningCoordinator, url: str, leads: bool
+) -> None:
+    before = sessions(url)
+    other = contend()
+    (session,) = before if leads else sessions(url) - before
+    stopped = (leader if leads else other).coordinator
+    with silent(session):
+        until(lambda: leads or stopped._clock.now() > stopped._election.last_tick + 1_000)  # it has asked
+        (leader if leads else other).stop()
+
+
+def test_who_hands_over_answers_nothing_once_another_one_may_lead(
+    leader: RunningCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own term is valid until the answer of the database is here."""
+    peers, hand_over = list[int](), PostgresRows.hand_over
+    server = leader.coordinator.running.server
+
+    def watched(rows: PostgresRows) -> None:
+        peers.append(len(server.peers))
+        hand_over(rows)
+
+    monkeypatch.setattr(PostgresRows, "hand_over", watched)
+    with RawClient(str(leader.address)) as client:
+        assert client.ask(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG).code == 0
+        leader.stop()
+    assert peers == [0]
 
 
 # a state that goes back
