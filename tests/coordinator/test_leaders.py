@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -453,6 +454,36 @@ def test_members_follow_the_leader(contend: Contend, leader: RunningCoordinator,
         app.stop()
     assert [message.value()["n"] for message in seen] == [0, 1]
     assert seen[1].epoch == seen[0].epoch, "it has kept the queue"
+
+
+def test_what_a_frozen_leader_has_not_written_is_committed_again_at_the_next_one(
+    contend: Contend, cluster: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connections are open, and no new message makes the member commit."""
+    with monkeypatch.context() as patched:
+        patched.setattr("lanemq.broker.storage.progress_keeper.OFFSETS_EVERY_MS", 10**6)
+        leader = contend()
+        until(lambda: leader.coordinator.leads)
+    with CoordinatedAdmin(cluster.address) as admin:
+        assert admin.move(GROUP, apply=True).moved
+    other, app = contend(), App(cluster.address, group=GROUP)
+
+    @app.ordered(TOPIC)
+    def handle(message: Message) -> None:
+        """It is done."""
+
+    def committed(running: RunningCoordinator) -> int:
+        places = running.coordinator.running.context.progress.of_group(GROUP)
+        return sum(each.offset or 0 for each in places)
+
+    with Producer(cluster.address) as producer:
+        producer.send(TOPIC, {"n": 0}, key="a")
+    app.start()
+    until(lambda: committed(leader) == 1)
+    leader.loop.call_soon_threadsafe(time.sleep, 6.0)
+    until(lambda: other.coordinator.leads)
+    until(lambda: committed(other) == 1)
+    app.stop()
 
 
 # operations
