@@ -39,6 +39,8 @@ class UnitRecord(msgspec.Struct, frozen=True):
     number: int
     epoch: int
     """The run that recorded it. A later run completes a decided unit under its own epoch."""
+    previous: int | None
+    """The number of the last unit before it that counts; None if none was recorded."""
     before: str
     """The stage's state before the unit."""
     state: str
