@@ -44,16 +44,25 @@ def create(path: StorePath, content: bytes) -> bool:
     try:
         os.link(own, cast("Path", path))
     except FileExistsError:
-        return False
+        if not _is_linked(own, cast("Path", path)):
+            return False
     finally:
         own.unlink(missing_ok=True)
     sync(path.parent)
     return True
 
 
+def _is_linked(own: Path, path: Path) -> bool:
+    """Whether both are the same file: a network file system repeats a link whose answer was lost, and finds it."""
+    try:
+        return own.samefile(path)
+    except FileNotFoundError:
+        return False
+
+
 def _written_beside(path: Path, content: bytes) -> Path:
     """The content in a synced file with a name of its own."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    _make_folder(path.parent)
     own = path.parent / f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}"
     try:
         with own.open("xb") as file:
@@ -64,6 +73,14 @@ def _written_beside(path: Path, content: bytes) -> Path:
         own.unlink(missing_ok=True)
         raise
     return own
+
+
+def _make_folder(folder: Path) -> None:
+    """Make a folder and those above it, durably: a file in a folder that a power cut removes is gone too."""
+    if not folder.is_dir():
+        _make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        sync(folder.parent)
 
 
 def write_json(path: StorePath, value: msgspec.Struct) -> None:
