@@ -1,4 +1,4 @@
-"""The Parquet sink: the file of a batch is staged, committed by a fenced file, and moved to its place."""
+"""The Parquet sink: the file of a batch is staged, committed by an entry of a log, and moved to its place."""
 
 import re
 from pathlib import Path

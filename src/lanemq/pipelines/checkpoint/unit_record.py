@@ -39,12 +39,12 @@ class UnitRecord(msgspec.Struct, frozen=True):
     number: int
     epoch: int
     """The run that recorded it. A later run completes a decided unit under its own epoch."""
-    previous: int | None
-    """The number of the last unit before it that counts; None if none was recorded."""
     before: str
     """The stage's state before the unit."""
     state: str
     """The stage's state after it."""
+    previous: int | None = None
+    """The number of the last unit before it that counts; None if none was recorded."""
     end: dict[str, dict[str, int]] = {}
     """Where the batch ended, as Spark planned it; empty for a retry pass."""
     decided: DecidedRows | None = None

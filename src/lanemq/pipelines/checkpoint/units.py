@@ -86,7 +86,7 @@ class Units:
             return results
         decided = self._write_rows(batch, results) if decide else None
         state = results.state or self.state
-        unit = UnitRecord(batch.number, batch.epoch, self.last, self.state, state, end, decided, whole)
+        unit = UnitRecord(batch.number, batch.epoch, self.state, state, self.last, end, decided, whole)
         # If this fails, the rows stay: the entry may be there nevertheless, and the next run completes the unit.
         self._log.record(UNIT, pack_unit(unit))
         self.last, self.state = unit.number, state
