@@ -1,5 +1,6 @@
 """Every form of the port does the same."""
 
+import errno
 import os
 import pickle
 import threading
@@ -79,6 +80,16 @@ def test_a_link_whose_answer_was_lost_is_no_refusal(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("os.link", twice)
     assert create(tmp_path / "1", b"one")
     assert not create(tmp_path / "1", b"one"), "another writer with the same content has not created it"
+
+
+def test_a_file_system_without_links_is_refused_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(source: Path, target: Path) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr("os.link", refuse)
+    with pytest.raises(StorageError, match=r"its file system has no hard links .*choose a folder on another one"):
+        create(tmp_path / "1", b"one")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_refused_creation_whose_file_is_removed_at_that_moment_is_no_error(

@@ -3,13 +3,14 @@
 Invariant: a file exists completely or not at all, and is durable when the call returns.
 """
 
+import errno
 import os
 import shutil
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, TypeVar, cast
+from typing import IO, Any, Final, TypeVar, cast
 
 import msgspec
 
@@ -17,6 +18,9 @@ from lanemq.files.paths import RemotePath, StorePath
 from lanemq.model.errors import StateLost, StorageError
 
 S = TypeVar("S", bound=msgspec.Struct)
+
+_NO_LINKS: Final = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
+"""How file systems say that they have no hard links, such as FAT and some that run in user space."""
 
 
 def write_durably(path: StorePath, content: bytes) -> None:
@@ -46,6 +50,13 @@ def create(path: StorePath, content: bytes) -> bool:
     except FileExistsError:
         if not _is_linked(own, cast("Path", path)):
             return False
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        raise StorageError(
+            f"{path} cannot be created: its file system has no hard links ({error.strerror}); choose a folder on "
+            f"another one, or an address of HDFS or an object store"
+        ) from error
     finally:
         own.unlink(missing_ok=True)
     sync(path.parent)

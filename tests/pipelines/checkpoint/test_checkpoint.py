@@ -27,6 +27,7 @@ from lanemq.pipelines.checkpoint.checkpoint import (
     epoch_of,
     holder_of,
     identity_of,
+    need_identity,
 )
 
 HOLD = """
@@ -156,8 +157,9 @@ def test_a_checkpoint_of_an_earlier_version_is_refused_as_one(tmp_path: Path, ru
     used_by_spark(tmp_path, planned=2, done=1)
     shutil.rmtree(tmp_path / "lanemq" / "log")
     write_durably(tmp_path / "lanemq" / runs, b"1 7")
-    with pytest.raises(UsageError, match=r"was written by an earlier version of LaneMQ.*continue with that version"):
-        Checkpoint(tmp_path, "orders")
+    for look in (lambda: Checkpoint(tmp_path, "orders"), lambda: need_identity(tmp_path)):
+        with pytest.raises(UsageError, match=r"written by an earlier version of LaneMQ.*continue with that version"):
+            look()
 
 
 def test_a_checkpoint_without_its_own_folder_may_be_another_query_s_or_partly_deleted(tmp_path: Path) -> None:

@@ -164,12 +164,14 @@ def declaration_of(folder: StorePath) -> str | None:
 
 
 def need_identity(folder: StorePath) -> CheckpointIdentity:
-    """Like `identity_of`, but `UsageError` if there was no start."""
+    """Like `identity_of`, but `UsageError` if there was no start, or none by a version that this one understands."""
     known = identity_of(folder)
     if known is None:
         raise UsageError(
             f"{folder} is not a checkpoint of a pipeline: it was never started, or its checkpoint is another folder"
         )
+    if not read_log(run_log_folder(folder)).runs.epochs:
+        _refuse_earlier_layout(folder)
     return known
 
 
