@@ -2,11 +2,9 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
-from lanemq.pipelines.checkpoint.decisions import Decisions
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StringType, StructField, StructType
 from tests.pipelines.sinks.conftest import MERGING
@@ -14,6 +12,8 @@ from tests.pipelines.sinks.targets import CHANGES, KEYED, QUERY, Change, Died, T
 from tests.pipelines.sinks.test_kept import SCHEMA, rows
 
 from lanemq.pipelines import ForeachSink, ParquetSink, TopicSink
+from lanemq.pipelines.checkpoint.run_log import RunLog
+from lanemq.pipelines.checkpoint.units import Units
 from lanemq.pipelines.ports import SEQUENCE, Results, TableRows
 
 merging = pytest.mark.parametrize("target", MERGING, indirect=True)
@@ -84,10 +84,12 @@ def test_sequences_of_the_source_are_compared_as_text(target: Target) -> None:
 
 
 def test_a_decided_batch_still_empties_the_table(tmp_path: Path) -> None:
-    decisions, batch = Decisions(tmp_path), named(1, 0)
-    decided = decisions.make(batch, Results(emptied(5, (1, "a", 6, False))), {})
-    found: Any = decisions.find(batch, CHANGES, {})
-    assert decided.outputs.emptied_below == found.outputs.emptied_below == 5
+    log, batch = RunLog(tmp_path / "log", lambda runs: 1 << 32), named(1, 0)
+    units = Units(log, tmp_path / "decided")
+    results = Results(emptied(5, (1, "a", 6, False)))
+    recorded = units.record(batch, results, {}, decide=True, whole=False)
+    again = units.decided(batch, CHANGES, {})
+    assert recorded.outputs.emptied_below == again.outputs.emptied_below == 5
 
 
 def test_sinks_without_a_table_to_merge_cannot_empty_it() -> None:
