@@ -93,7 +93,7 @@ def test_a_group_commits_again_what_a_crash_of_the_broker_undid(monkeypatch: pyt
 def test_a_send_whose_repeat_meets_a_failing_disk_may_be_stored(tmp_path: Path) -> None:
     """Its answer was lost and its repeat refused, so the history must not say that it is certainly not stored."""
     history = History(tmp_path / "p.jsonl", "p", lambda: 0, role="producer")
-    fixture = Rig(history=history)  # type: ignore[arg-type]
+    fixture = Rig(history=history)
     fixture.offer()
     fixture.connect()
     fixture.broker_takes(fixture.wire[0])

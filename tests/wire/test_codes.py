@@ -39,9 +39,9 @@ def test_missing_remark_still_gives_a_reason_to_read() -> None:
     assert "no reason" in str(error_for(4101, None))
 
 
-def test_only_a_busy_broker_is_asked_again() -> None:
+def test_only_a_busy_broker_and_a_coordinator_that_does_not_lead_are_asked_again() -> None:
     retriable = {code for code in ResponseCode if error_for(code, "").retriable}
-    assert retriable == {ResponseCode.SYSTEM_BUSY, ResponseCode.FLOW_CONTROL}
+    assert retriable == {ResponseCode.SYSTEM_BUSY, ResponseCode.FLOW_CONTROL, ResponseCode.NOT_LEADER}
 
 
 def test_late_flush_and_late_copy_count_as_stored() -> None:

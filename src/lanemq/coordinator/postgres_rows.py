@@ -21,6 +21,7 @@ from lanemq.coordinator.postgres_safety import safety_of
 from lanemq.coordinator.store import NotLeading, Safety
 from lanemq.core.brokering.cluster.leadership import NO_LEADER, RENEW_EVERY_MS, TERM_MS, Sight, Term, TermRow
 from lanemq.log.state.group_rows import GroupRows, Statements, Sync
+from lanemq.model.environment import install_extra
 from lanemq.model.errors import DiskFull, StorageError, UsageError
 from lanemq.model.units import Millis
 
@@ -330,7 +331,7 @@ def _psycopg() -> Any:
     try:
         import psycopg
     except ImportError as error:
-        raise UsageError("state in PostgreSQL needs psycopg: pip install 'lanemq[postgres]'") from error
+        raise UsageError(f"state in PostgreSQL needs psycopg: {install_extra('postgres')}") from error
     return psycopg
 
 

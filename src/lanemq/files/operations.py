@@ -100,13 +100,9 @@ def write_json(path: StorePath, value: msgspec.Struct) -> None:
 
 def read_json(path: StorePath, kind: type[S]) -> S:
     """Decode the file; `StateLost` if it is damaged. FileNotFoundError is left to the caller."""
-    return decode_json(path, path.read_bytes(), kind)
-
-
-def decode_json(path: StorePath, content: bytes, kind: type[S]) -> S:
     try:
-        return msgspec.json.decode(content, type=kind)
-    except msgspec.MsgspecError as error:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (IsADirectoryError, msgspec.MsgspecError) as error:
         raise StateLost(f"{path} is damaged ({error}): restore the checkpoint's folder from a copy") from error
 
 

@@ -153,6 +153,7 @@ class PullHeader(Header, frozen=True, kw_only=True):
     lane_client: str | None = None
     lane_epoch: Int64 | None = None
     lane_max_bytes: Int32 | None = None
+    lane_created: Int64 | None = None
     lane_parts: bool | None = None
 
     @staticmethod

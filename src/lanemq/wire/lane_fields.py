@@ -77,7 +77,8 @@ LANE_FEATURES: Final = "laneFeatures"
 """Feature bits of a broker in a route: which of LaneMQ's additions it understands."""
 LANE_CREATED: Final = "laneCreated"
 """In the answer to GET_TOPIC_STATS_INFO: when the topic was created, in milliseconds since 1970. Another value means
-that the topic was deleted and created again, so its offsets stand for other messages."""
+that the topic was deleted and created again, so its offsets stand for other messages. In a pull: the offset is one of
+the topic that was created then. A later topic of that name is answered as one that does not exist."""
 LANE_HELD: Final = "laneHeld"
 LANE_STATE: Final = "laneState"
 """In GET_CONSUMER_RUNNING_INFO: the member adds the lanes that it holds, or what the lane in the body is doing, as the

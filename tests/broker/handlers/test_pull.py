@@ -6,6 +6,7 @@ from tests.broker.raw_client import RawClient, bodies, heartbeat, records
 from tests.broker.running import ManualClock, RunningBroker
 
 from lanemq.wire.codes import RequestCode, ResponseCode
+from lanemq.wire.stats_bodies import TopicStatsTable
 
 
 @pytest.fixture
@@ -50,6 +51,19 @@ def test_count_and_bytes_are_limited_but_one_message_always_fits(clocked: Runnin
     assert situation(raw, 0, laneMaxBytes="1") == (0, 1)
     assert situation(raw, 0, laneMaxBytes="4000000") == (0, 3)
     assert situation(raw, 0, laneMaxBytes="4000000", most=2) == (0, 2)
+
+
+def test_a_pull_for_a_topic_that_was_created_again_gets_nothing_of_the_new_one(clocked: RunningBroker) -> None:
+    raw = clocked.connect()
+    raw.create("T", 1)
+    raw.send("T", b"old")
+    created = TopicStatsTable.decode(raw.ask(RequestCode.GET_TOPIC_STATS_INFO, {"topic": "T"}).body).lane_created
+    assert situation(raw, 0, laneCreated=str(created)) == (ResponseCode.SUCCESS, 1)
+    raw.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})
+    raw.create("T", 1)
+    raw.send("T", b"new")
+    assert raw.pull("T", laneCreated=str(created)).code == ResponseCode.TOPIC_NOT_EXIST
+    assert bodies(raw.read("T")) == [b"new"]
 
 
 def test_invalid_pulls_are_refused(clocked: RunningBroker) -> None:

@@ -84,7 +84,6 @@ class CountedCommits:
             thread,
             SystemClock(),
             NO_HOST,
-            1 << 20,
             rows=self.rows,
             refusals=RefusalCounts(),
             outbox=self.outbox,

@@ -43,7 +43,7 @@ COMMANDS = [
     f"locks => {PARKING} {TOPIC}",
     f"status => {PARKING} {TOPIC}",
     f"top --count 1 => {PARKING} {TOPIC}",
-    "config show => LANEMQ_BROKER_MAX_CONNECTIONS_PER_ADDRESS",
+    "config show => LANEMQ_BROKER_MAX_PINNED_BYTES",
     f"send {TOPIC} text --key {KEY} => {KEY}",
 ]
 """Commands, and names that their tables show in full."""

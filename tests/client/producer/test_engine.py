@@ -17,6 +17,7 @@ from lanemq.client.producer.options import ProducerOptions
 from lanemq.client.producer.outcomes import notify_all
 from lanemq.client.producer.waiters import Waiter
 from lanemq.core.brokering.dedup import Duplicate, Fresh, Gap, ProducerTable
+from lanemq.history import NO_HISTORY, History
 from lanemq.model.errors import ConnectionLost, LaneFrozen, RequestTimedOut
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.wire.codes import ResponseCode
@@ -27,12 +28,19 @@ from lanemq.wire.properties import find_stamp
 class Rig:
     """An engine and a broker that checks stamps. The test moves every request and reply by hand."""
 
-    def __init__(self, *, checks_stamps: bool = True, delivery_timeout: float = 120.0, **sending: int) -> None:
+    def __init__(
+        self,
+        *,
+        checks_stamps: bool = True,
+        delivery_timeout: float = 120.0,
+        history: History = NO_HISTORY,
+        **sending: int,
+    ) -> None:
         self.clock = ManualClock()
         self.results = RecordingWaiter()
         self.checks_stamps = checks_stamps
         self.engine = SendEngine(
-            ProducerOptions(codec="bytes", delivery_timeout=delivery_timeout),
+            ProducerOptions(codec="bytes", delivery_timeout=delivery_timeout, history=history),
             RequestBuilder("g", "client", "p"),
             self.clock,
             replace(SENDING, **sending),

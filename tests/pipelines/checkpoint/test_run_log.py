@@ -236,6 +236,13 @@ def test_a_damaged_or_deleted_entry_is_an_error(root: StorePath) -> None:
     assert log.epoch
 
 
+def test_a_folder_in_the_place_of_an_entry_is_an_error(tmp_path: Path) -> None:
+    begin(tmp_path)
+    (tmp_path / f"{5:012}").mkdir()
+    with pytest.raises(StateLost, match="000005 is damaged"):
+        read_log(tmp_path)
+
+
 def test_a_log_remembers_a_limited_number_of_runs(objects: ObjectPath, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_log, "MAX_RUNS", 3)
     for _ in range(9):

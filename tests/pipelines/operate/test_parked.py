@@ -7,10 +7,10 @@ import pytest
 from tests.pipelines.stages.transitions import pipeline_fixture
 from tests.pipelines.stages.transitions.pipeline_fixture import Sent
 
-from lanemq.model.errors import UsageError
+from lanemq.model.errors import StateLost, UsageError
 from lanemq.pipelines import Hold, Park, ParquetSink, Pipeline, Project, Topic, parked
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint, stage_folder
-from lanemq.pipelines.stages.transitions.operator_requests import pending_requests
+from lanemq.pipelines.stages.transitions.operator_requests import Redrives, pending_requests
 
 FAILS = {"n": 1, "fails": 99}
 
@@ -71,6 +71,15 @@ def test_a_request_for_a_key_that_is_not_held_is_refused(tmp_path: Path) -> None
         with pytest.raises(UsageError, match="give one key"):
             decide("a", everything=True)
     assert pending_requests(stage_folder(tmp_path)) == []
+
+
+def test_a_folder_in_the_place_of_a_request_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "requests" / "1-a.json").mkdir(parents=True)
+    with pytest.raises(StateLost, match=r"1-a\.json is damaged"):
+        pending_requests(tmp_path)
+    (tmp_path / "redrives" / "asked" / "1-a.dead_letters").mkdir(parents=True)
+    with pytest.raises(StateLost, match=r"1-a\.dead_letters is damaged"):
+        Redrives(tmp_path).pending_dead_letters()
 
 
 def test_parked_takes_a_pipeline_or_a_checkpoint_and_refuses_other_folders(tmp_path: Path) -> None:

@@ -2,18 +2,18 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StringType, StructField, StructType
+from tests.pipelines.checkpoint.test_units import END, units
 from tests.pipelines.sinks.conftest import MERGING
 from tests.pipelines.sinks.targets import CHANGES, KEYED, QUERY, Change, Died, Target, changes, dies_at, named
 from tests.pipelines.sinks.test_kept import SCHEMA, rows
 
 from lanemq.pipelines import ForeachSink, ParquetSink, TopicSink
-from lanemq.pipelines.checkpoint.run_log import RunLog
-from lanemq.pipelines.checkpoint.units import Units
 from lanemq.pipelines.ports import SEQUENCE, Results, TableRows
 
 merging = pytest.mark.parametrize("target", MERGING, indirect=True)
@@ -84,12 +84,10 @@ def test_sequences_of_the_source_are_compared_as_text(target: Target) -> None:
 
 
 def test_a_decided_batch_still_empties_the_table(tmp_path: Path) -> None:
-    log, batch = RunLog(tmp_path / "log", lambda runs: 1 << 32), named(1, 0)
-    units = Units(log, tmp_path / "decided")
-    results = Results(emptied(5, (1, "a", 6, False)))
-    recorded = units.record(batch, results, {}, decide=True, whole=False)
-    again = units.decided(batch, CHANGES, {})
-    assert recorded.outputs.emptied_below == again.outputs.emptied_below == 5
+    run, batch = units(tmp_path), named(3 << 32, 0)
+    decided = run.record(batch, Results(emptied(5, (1, "a", 6, False))), END, decide=True, whole=False)
+    found: Any = units(tmp_path).decided(batch, CHANGES, END)
+    assert decided.outputs.emptied_below == found.outputs.emptied_below == 5
 
 
 def test_sinks_without_a_table_to_merge_cannot_empty_it() -> None:

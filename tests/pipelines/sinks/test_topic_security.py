@@ -98,7 +98,7 @@ def test_a_user_who_may_only_send_is_told_that_the_owner_is_unknown(
         sink = TopicSink(running.address, "sent", key="shard", wait=WAIT, credentials=Credentials("etl", SECRET))
         rows = TopicTarget(tmp_path, running.address, "sent", None).batch_rows(a=[1])
         for number in range(2):
-            sink.open(SinkRun(None, "q", 1, EVENTS, Append()))  # type: ignore[arg-type]
+            sink.open(SinkRun(None, "q", 1, EVENTS, Append(), pipeline="orders"))  # type: ignore[arg-type]
             sink.write(rows, named(1, number, "q"))
         assert sum(queue.end for queue in admin.describe_topic("sent").queues) == 2
     assert "grant the right to read" in caplog.text

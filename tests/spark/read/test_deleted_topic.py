@@ -68,3 +68,30 @@ def test_queues_that_a_topic_lost_when_it_was_created_again_are_forgotten(broker
         send(broker.address, topic, range(3))
         assert values(query.everything()) == [0, 1, 2]
         assert [each.queue_id for each in from_json(json.loads(query.checkpoint.ends[-1]))] == [0]
+
+
+@pytest.mark.parametrize("fails", [True, False])
+@pytest.mark.parametrize("tags", ["*", "paid"], ids=["all tags", "some tags"])
+@pytest.mark.parametrize("is_planned", [False, True], ids=["before the plan", "before the tasks"])
+@pytest.mark.parametrize("read_before", [0, 10])
+def test_a_topic_that_is_created_again_after_the_choice_of_a_batch_is_read_once(
+    broker: EmbeddedBroker, topic: str, read_before: int, is_planned: bool, tags: str, fails: bool
+) -> None:
+    options = {"startingOffsets": "earliest", "tags": tags, "failOnDataLoss": str(fails).lower()}
+    with Query(servers=broker.address, topic=topic, **options) as query:
+        send(broker.address, topic, range(read_before), tag="paid")
+        assert len(query.everything()) == read_before
+        send(broker.address, topic, range(10, 20), tag="paid")
+        assert query.plan()
+        planned = query.partitions() if is_planned else None
+        delete(broker, topic)
+        with Admin(broker.address) as admin:
+            admin.create_topic(topic, 2)
+        send(broker.address, topic, range(100, 130), tag="paid")
+        if fails:
+            with pytest.raises(DataLost, match=f"{topic}.*created again"):
+                query.read(planned or query.partitions())
+            return
+        rows = query.read(planned or query.partitions())
+        query.finish()
+        assert values(rows + query.everything()) == list(range(100, 130))

@@ -187,6 +187,8 @@ def test_a_sample_without_a_message_assumes_a_size() -> None:
     """A size of 0 would disable the byte limit."""
     filtered = Scripted(lambda offset: (ResponseCode.PULL_RETRY_IMMEDIATELY, offset + 10))
     assert filtered.sample(wanted(5, 95)) == Sample(10 * SAMPLE_PULLS, ASSUMED_MESSAGE_BYTES)
+    deleted = Scripted(lambda offset: TopicNotFound(17, "no such topic"))
+    assert deleted.sample(wanted(5, 95)) == Sample(0, ASSUMED_MESSAGE_BYTES), "the task reports the loss"
     nothing_there = Scripted(lambda offset: (ResponseCode.PULL_NOT_FOUND, offset))
     assert nothing_there.sample(wanted(5, 95)) == Sample(0, ASSUMED_MESSAGE_BYTES)
 

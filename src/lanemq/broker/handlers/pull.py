@@ -209,6 +209,11 @@ class PullHandler:
         topic = self._context.topics.get(header.topic)
         if topic is None:
             raise TopicNotFound(ResponseCode.TOPIC_NOT_EXIST, f"topic {header.topic} does not exist")
+        if header.lane_created not in (None, topic.created_ms):
+            raise TopicNotFound(
+                ResponseCode.TOPIC_NOT_EXIST,
+                f"topic {header.topic} was deleted and created again: the pull is for the earlier one",
+            )
         if not topic.permission & Permission.READ:
             raise NotAllowed(ResponseCode.NO_PERMISSION, f"topic {header.topic} may not be read")
         if not 0 <= header.queue_id < topic.read_queues:

@@ -144,6 +144,8 @@ def _newest(folder: StorePath) -> _Entry:
             content = path.read_bytes()
         except FileNotFoundError:
             content = b""
+        except IsADirectoryError as error:
+            raise _damaged(path, error) from error
         if content:
             break
         # It was the newest when the folder was listed, and a run has followed. If not, its successor was deleted.
@@ -153,7 +155,11 @@ def _newest(folder: StorePath) -> _Entry:
     try:
         return _unpack(content)
     except msgspec.MsgspecError as error:
-        raise StateLost(f"{path} is damaged ({error}): restore the folder from a copy") from error
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: StorePath, error: Exception) -> StateLost:
+    return StateLost(f"{path} is damaged ({error}): restore the folder from a copy")
 
 
 def _numbers(folder: StorePath) -> Iterator[int]:

@@ -42,7 +42,9 @@ class LaneBatchReader(DataSourceReader):
             ranges = plan.ranges if options.ordered else split(plan.ranges, options.min_partitions)
             tasks = pack(ranges, least_tasks(options))
             return [
-                task_partition([queue_range(each, options, brokers.master(each.queue)) for each in task], options)
+                task_partition(
+                    [queue_range(each, options, brokers.master(each.queue), brokers.created) for each in task], options
+                )
                 for task in tasks
             ]
 

@@ -5,7 +5,8 @@ Invariant: every message of a range is returned once, in the order of offsets, o
 returned only when it is complete, so a retry repeats nothing.
 
 A range is read from the message before it. If another one has its offset, the log is not the one that was read so far:
-the broker was restored from an older backup, or the log was truncated, and has grown again.
+the broker was restored from an older backup, or the log was truncated, and has grown again. Each pull names the topic's
+time of creation, so the broker returns nothing of a topic that was created again since the range was planned.
 """
 
 import logging
@@ -21,7 +22,7 @@ from lanemq.model.units import QueueOffset
 from lanemq.net.address import Address
 from lanemq.net.calling.blocking import BlockingConnection
 from lanemq.net.security import OPEN, Security
-from lanemq.spark.offsets import NewestMessage
+from lanemq.spark.offsets import Created, NewestMessage, creation_key
 from lanemq.spark.options import ALL_TAGS, ReadOptions
 from lanemq.spark.read.planning import OffsetRange, other_log
 from lanemq.spark.retrying import Retrying
@@ -71,15 +72,18 @@ class QueueRange:
     tags: TagFilter = ALL_TAGS
     newest_before: NewestMessage | None = None
     """The queue's newest message when `first` was chosen, which was read up to there. None: not known."""
+    created: int | None = None
+    """When the broker created the topic whose offsets these are. None: not known."""
 
 
 def queue_range(
     offsets: OffsetRange,
     options: ReadOptions,
     address: Address,
+    created: Created,
     newest_before: NewestMessage | None = None,
 ) -> QueueRange:
-    """These offsets, with the broker's address."""
+    """These offsets, with the broker's address. `created` says when the topics were created."""
     return QueueRange(
         queue=offsets.queue,
         first=offsets.first,
@@ -88,6 +92,7 @@ def queue_range(
         group=options.pull_group,
         tags=options.tags,
         newest_before=newest_before,
+        created=created.get(creation_key(offsets.queue)),
     )
 
 
@@ -133,7 +138,10 @@ class RangeReader:
             try:
                 reply, answer = self._retrying.call(partial(self._pull, wanted, offset), wanted.queue)
             except TopicNotFound:
-                self._lost(f"{wanted.queue}: messages {offset} to {wanted.end - 1} are gone, their topic was deleted")
+                self._lost(
+                    f"{wanted.queue}: messages {max(offset, wanted.first)} to {wanted.end - 1} are gone, their topic "
+                    f"was deleted, or deleted and created again"
+                )
                 break
             if reply.code == ResponseCode.SUCCESS:
                 if offset < wanted.first:
@@ -194,7 +202,10 @@ class RangeReader:
             if offset >= wanted.end:
                 break
             pull = partial(self._pull, wanted, offset, max_bytes=SAMPLE_BYTES)
-            reply, answer = self._retrying.call(pull, wanted.queue)
+            try:
+                reply, answer = self._retrying.call(pull, wanted.queue)
+            except TopicNotFound:
+                break  # the task reports it
             starts = record_starts(reply.body) if reply.code == ResponseCode.SUCCESS else ()
             if starts:
                 found = RecordView(reply.body, starts[0]).queue_offset
@@ -239,6 +250,7 @@ class RangeReader:
             subscription=wanted.tags.text,
             expression_type="TAG",
             lane_max_bytes=max_bytes,
+            lane_created=wanted.created,
         )
         link = self._connect(wanted.address)
         self._link = None

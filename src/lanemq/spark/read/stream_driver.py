@@ -182,7 +182,11 @@ class StreamDriver:
 
     def _range(self, part: OffsetRange) -> QueueRange:
         return queue_range(
-            part, self._options, self.brokers.master(part.queue), self._read_before.get((part.queue, part.first))
+            part,
+            self._options,
+            self.brokers.master(part.queue),
+            self.brokers.created,
+            self._read_before.get((part.queue, part.first)),
         )
 
     def _report_last(self) -> None:

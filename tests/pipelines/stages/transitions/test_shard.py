@@ -74,6 +74,15 @@ def test_a_truncated_file_is_refused(files: ShardFiles, at: int) -> None:
         files.load(version)
 
 
+def test_a_folder_in_the_place_of_a_file_is_refused(files: ShardFiles) -> None:
+    (version,) = chain(files, change(a=b"1"))
+    path = next(files.folder.iterdir())
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(StateLost, match="damaged"):
+        files.load(version)
+
+
 def test_a_flipped_bit_in_any_byte_is_noticed(files: ShardFiles) -> None:
     (version,) = chain(files, change(a=b"1"))
     path = next(files.folder.iterdir())

@@ -255,7 +255,7 @@ def _locked_remotely(lock: StorePath) -> Iterator[None]:
 def _read(path: StorePath) -> list[RedrivenDeadLetter]:
     try:
         return _decode(path.read_bytes())
-    except msgspec.MsgspecError as error:
+    except (IsADirectoryError, msgspec.MsgspecError) as error:
         raise StateLost(f"{path} is damaged ({error}): restore the checkpoint's folder from a copy") from error
 
 

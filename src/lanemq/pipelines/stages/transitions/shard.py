@@ -498,6 +498,8 @@ class ShardFiles:
             raise StateLost(
                 f"{path} is missing: another program changed the checkpoint's folder. Restore it as it was"
             ) from None
+        except IsADirectoryError as error:
+            raise _damaged(path) from error
         if (content.query, content.shard) != (self.query, self.shard):
             raise StateLost(
                 f"{path} belongs to shard {content.shard} of query {content.query}, not to {self.shard} of "
@@ -506,18 +508,21 @@ class ShardFiles:
         return content, digest
 
 
+def _damaged(path: StorePath) -> StateLost:
+    return StateLost(f"{path} is damaged: restore the checkpoint's folder from a copy")
+
+
 def _unpack(path: StorePath, packed: bytes) -> tuple[_Content, str]:
-    damaged = StateLost(f"{path} is damaged: restore the checkpoint's folder from a copy")
     if len(packed) < _HEAD.size:
-        raise damaged
+        raise _damaged(path)
     magic, digest = _HEAD.unpack_from(packed)
     body = packed[_HEAD.size :]
     if magic != _MAGIC or _digest(body) != digest:
-        raise damaged
+        raise _damaged(path)
     try:
         return _decode(zstandard.ZstdDecompressor().decompress(body)), digest.hex()
     except (zstandard.ZstdError, msgspec.MsgspecError) as error:
-        raise damaged from error
+        raise _damaged(path) from error
 
 
 def _digest(body: bytes) -> bytes:
