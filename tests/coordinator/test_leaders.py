@@ -141,6 +141,25 @@ def test_a_leader_whose_term_has_run_out_answers_nothing(leader: RunningCoordina
     until(lambda: leader.coordinator.leads)
 
 
+def test_a_leader_takes_no_commits_while_it_cannot_write_them(leader: RunningCoordinator, url: str) -> None:
+    """A fail-over would forget them; its term is valid."""
+    with RawClient(str(leader.address)) as client:
+        ext = {"bname": "lanemq", "laneClient": "one", "laneEpoch": str(owned(client, "one"))}
+
+        def commit(offset: int) -> int:
+            named = {"consumerGroup": GROUP, "topic": TOPIC, "queueId": "0", "commitOffset": str(offset)}
+            return client.ask(RequestCode.UPDATE_CONSUMER_OFFSET, {**named, **ext}).code
+
+        assert commit(1) == 0
+        with psycopg.connect(url, autocommit=True) as db:
+            db.execute("ALTER TABLE lanemq.offsets ADD CONSTRAINT full_disk CHECK (value < 2)")
+            assert commit(2) == 0, "it does not know yet"
+            until(lambda: commit(3) == ResponseCode.SYSTEM_BUSY)
+            assert leader.coordinator.leads
+            db.execute("ALTER TABLE lanemq.offsets DROP CONSTRAINT full_disk")
+        until(lambda: commit(4) == 0)
+
+
 def test_a_leader_that_does_not_look_at_its_term_answers(
     leader: RunningCoordinator, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
