@@ -22,7 +22,7 @@ TABLES = {
     "dead list --group mail": "no mail address",
     "config show": "retention",
 }
-SENTENCE = re.compile(r"group shipping waits for an operator: |  when the cause is removed: |after \d+ attempts: ")
+SENTENCE = re.compile(r"group shipping waits for an operator: |  once the cause is fixed: |after \d+ attempts: ")
 """What `key` prints under its table: the terminal folds sentences."""
 
 

@@ -89,6 +89,18 @@ def test_chosen_keys_are_redriven_in_order_after_a_preview_with_counts(signed_in
     assert set(packers.lanes()) == {"c", "long"}
 
 
+def test_one_message_is_redriven_and_not_are(signed_in: TestClient, packers: Packers) -> None:
+    packers.fails = True
+    with Producer(packers.address) as producer:
+        producer.send("parcels", 0, key="alone")
+    until("it to be parked", lambda: "alone" in packers.lanes())
+    packers.fails = False
+    page = choose(signed_in, [packers.named("alone")]).text
+    answer = signed_in.post("/waiting/redrive", data=form_of(page), headers=OURS)
+    assert "1 message of key alone is redriven, in order" in answer.text
+    until("it to be done", lambda: ("alone", 0) in packers.handled)
+
+
 def test_a_preview_of_chosen_keys_and_their_redrive_need_a_session(client: TestClient, packers: Packers) -> None:
     page = client.get("/waiting").text
     assert "Sign in to choose and redrive" in page

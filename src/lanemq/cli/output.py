@@ -228,10 +228,10 @@ class LogFormat(Enum):
     JSON = "json"
 
 
-def log_to_stderr(level: int | str, form: LogFormat = LogFormat.TEXT) -> None:
-    """Logs this level and above to stderr."""
+def log_to_stderr(level: int | str, form: LogFormat = LogFormat.TEXT, begins_with: str = "") -> None:
+    """Logs this level and above to stderr; each line of text has this beginning."""
     handler = logging.StreamHandler(sys.stderr)
-    text = _LogLine("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+    text = _LogLine(f"{begins_with}%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     handler.setFormatter(_JsonLine() if form is LogFormat.JSON else text)
     logging.basicConfig(level=level, handlers=[handler])
 

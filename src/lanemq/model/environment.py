@@ -25,6 +25,8 @@ VARIABLES: Final = (
     TLS, TLS_CA, TLS_CERT, TLS_KEY, TLS_VERIFY, ACCESS_KEY, SECRET_KEY, SECRET_KEY_FILE, SECURITY_TOKEN,
 )  # fmt: skip
 
+WORKER: Final = "LANEMQ_WORKER"
+"""Set by `lanemq run --workers`: the number of a worker, with which its log lines begin."""
 WORKER_MONITOR: Final = "LANEMQ_WORKER_MONITOR"
 """Set by `lanemq run --workers`: the file in which a worker says where its monitor listens."""
 

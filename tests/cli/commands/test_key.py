@@ -7,6 +7,7 @@ import pytest
 from tests.chaos.members import until
 from tests.cli.conftest import Run
 
+from lanemq.cli.commands import key as key_command
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.group_offsets import Position
 from lanemq.client.admin.key_progress import KeyProgress
@@ -161,7 +162,39 @@ def test_text_output_has_both_tables(run: Run, broker: EmbeddedBroker) -> None:
 def test_unknown_group_names_the_fix(run: Run) -> None:
     result = run("key", KEY, "--topic", "orders", "--group", "absent")
     assert result.exit_code == 1
+    assert "group 'absent' is unknown" in result.stderr
     assert "lanemq group list" in result.stderr
+
+
+def test_a_group_that_reads_other_topics_is_not_called_unknown(run: Run, broker: EmbeddedBroker) -> None:
+    with Admin(broker.address) as admin:
+        admin.create_topic("elsewhere", queues=1, ordered=True)
+        admin.reset_offsets("reads-elsewhere", "elsewhere", to="first")
+    result = run("why", KEY, "--topic", "orders", "--group", "reads-elsewhere")
+    assert result.exit_code == 1
+    assert f"group 'reads-elsewhere' has no offset in queue {HOME.queue_id} of orders" in result.stderr
+
+
+def test_why_names_the_command_for_pipelines_if_no_group_reads_the_topic(run: Run, broker: EmbeddedBroker) -> None:
+    with Admin(broker.address) as admin:
+        admin.create_topic("unread", queues=1, ordered=True)
+    said = run("why", "k", "--topic", "unread").stdout.splitlines()
+    assert said == ["key k, queue 0 of unread: no group reads this topic", key_command.ONLY_GROUPS]
+    assert "lanemq pipeline parked list" in said[1]
+
+
+def test_why_does_not_call_a_key_finished_that_a_pipeline_may_hold(run: Run, broker: EmbeddedBroker) -> None:
+    """A pipeline with a group reports how far it has read. The keys that it holds are in its checkpoint."""
+    with Admin(broker.address) as admin:
+        admin.report("of-pipeline", HOME, QueueOffset(3))
+    words = ("why", KEY, "--topic", "orders", "--group", "of-pipeline")
+    assert (
+        "waits for the program that reports the group's offsets, such as a pipeline: it has read the queue up to "
+        "offset 3" in run(*words).stdout
+    )
+    with Admin(broker.address) as admin:
+        admin.report("of-pipeline", HOME, QueueOffset(5))
+    assert "lanemq pipeline parked list --held CHECKPOINT lists the keys that it holds" in run(*words).stdout
 
 
 def test_the_topic_is_found_when_only_one_has_the_key(run: Run) -> None:

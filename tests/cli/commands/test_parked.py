@@ -95,7 +95,14 @@ def test_parked_lanes_are_listed(run: Run, parked_group: ParkedGroup, asked: Cal
     people = run("parked", "list", "--group", parked_group.group)
     assert "bad" in people.stdout
     assert "\x1b[31m" not in people.stdout
-    assert "no lane of group absent is parked" in run("parked", "list", "--group", "absent").stdout
+    nothing = run("parked", "list", "--group", parked_group.group, "--topic", "elsewhere")
+    assert (nothing.exit_code, "in topic elsewhere is parked" in nothing.stdout) == (0, True)
+
+
+def test_a_group_that_does_not_exist_is_not_one_without_parked_lanes(run: Run) -> None:
+    result = run("parked", "list", "--group", "absent")
+    assert result.exit_code == 1
+    assert "group 'absent' is unknown: it has no offsets and no member is online" in result.stderr
 
 
 def test_a_lane_is_shown_in_the_order_it_will_run(
@@ -276,9 +283,9 @@ def test_why_prints_the_command_that_redrives_a_parked_key(run: Run, parked_grou
     words = ("why", "bad", "--topic", parked_group.topic, "--group", parked_group.group)
     said = run(*words).stdout.splitlines()[-1]
     before, _, command = said.partition(": lanemq ")
-    assert before == "  when the cause is removed"
+    assert before == "  once the cause is fixed"
     assert run(*shlex.split(command)).exit_code == 0
-    assert "when the cause is removed" not in run(*words).stdout, "it is being redriven"
+    assert "once the cause is fixed" not in run(*words).stdout, "it is being redriven"
 
 
 def printed_commands(reason: str, attempts: int = 1) -> list[list[str]]:

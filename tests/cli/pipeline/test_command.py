@@ -122,6 +122,7 @@ def test_a_declaration_is_checked_without_spark(run: Run, place: Place, monkeypa
     checked = run("pipeline", "check", str(place.file))
     assert checked.exit_code == 0, checked.output
     assert "Transitions" in checked.stdout
+    assert "no errors found: packages and Java are there" in checked.stdout
     (only,) = json.loads(run("pipeline", "check", str(place.file), "--json").stdout)
     assert (only["pipeline"], only["topic"], only["sink"]) == ("totals", place.topic, "SqliteSink")
     place.file.write_text(place.file.read_text().replace("brokerWait", "brokerWeight"))

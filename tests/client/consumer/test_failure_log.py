@@ -20,7 +20,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str, bool]]:
     return [
         (each.levelname, each.getMessage(), each.exc_info is not None)
         for each in caplog.records
-        if each.getMessage().startswith("handler")
+        if each.getMessage().startswith(("handler", "body cannot be decoded"))
     ]
 
 
@@ -92,7 +92,7 @@ def test_a_body_that_cannot_be_decoded_is_logged_once_with_its_place(caplog: pyt
     run_to_the_end(handler, caplog, policy=HoldKey(retries=16), body=b"not json")
     ((level, text, trace),) = said(caplog)
     assert (level, trace) == ("ERROR", False)
-    assert text.startswith(f"handler failed, lane parked until it is redriven: {PLACE}: Undecodable(")
+    assert text.startswith(f"body cannot be decoded, lane parked until it is redriven: {PLACE}: Undecodable(")
 
 
 def test_a_traceback_begins_in_the_users_code(caplog: pytest.LogCaptureFixture) -> None:

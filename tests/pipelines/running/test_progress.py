@@ -107,7 +107,10 @@ def test_a_report_that_raises_does_not_end_the_pipeline(caplog: pytest.LogCaptur
 def test_the_line_of_a_batch_names_its_counts_rate_and_lag() -> None:
     lag = (QueueLag(QUEUE, 30, 75, 12.34), QueueLag(MessageQueue("orders", "b", 1), 5, 5))
     progress = Progress("orders", applied(4, outputs=7, counts={"events": 20, "repeats": 2, "gaps": 0}), 20, 0.5, lag)
-    assert progress.line() == "orders batch 4: 20 messages, 7 rows, 2 repeats, 0.5 s, 40/s, lag 45 (12.3 s)"
+    assert (
+        progress.line()
+        == "orders batch 4: 20 messages, 7 rows, 2 repeats, 0.5 s, 40/s, lag 45 (the oldest is 12.3 s old)"
+    )
     repeated = Progress("orders", applied(4, repeated=True))
     assert "repeated, the sink had it" in repeated.line()
     queues: Any = progress.document()["queues"]

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from lanemq.cli.commands.group import existing_group
 from lanemq.cli.commands.parked import lane_document
 from lanemq.cli.options import CliError, asks_server
 from lanemq.cli.output import PREVIEW_BYTES, Grid, body_for_json, duration_text, plural, printable, short_text, show
@@ -26,6 +27,10 @@ from lanemq.model.errors import Undecodable
 from lanemq.model.names import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import to_millis
+
+ONLY_GROUPS = (
+    "this command sees groups only: lanemq pipeline parked list --held CHECKPOINT lists the keys that a pipeline holds"
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -63,7 +68,7 @@ def why(key: str, topic: str | None, group: str | None, server: str, as_json: bo
             for each in facts.groups
             for line in (printable(f"{where}, group {each.group}: {each.sentence}"), *_redrive(each))
         ),
-        *([] if facts.groups else [printable(f"{where}: no group reads this topic")]),
+        *([] if facts.groups else [printable(f"{where}: no group reads this topic"), ONLY_GROUPS]),
         *([facts.not_searched] if facts.not_searched else []),
     )
 
@@ -72,6 +77,8 @@ def _facts(key: str, topic: str | None, group: str | None, server: str) -> KeyFa
     topic = topic or _topic_of(key, server)
     facts = key_facts(key, topic, group, server)
     if group and not facts.groups:
+        with Admin(server) as admin:
+            existing_group(admin, group)
         raise CliError(
             f"group {group!r} has no offset in queue {facts.queue.queue_id} of {topic}; see lanemq group list"
         )
@@ -128,7 +135,7 @@ def _redrive(each: KeyProgress) -> list[str]:
     else:  # a key that looks like an option comes last
         where = [*where, "--", lane.key] if lane.key.startswith("-") else [lane.key, *where]
     words = shlex.join(where)
-    lines = [f"  when the cause is removed: lanemq parked redrive {words}"]
+    lines = [f"  once the cause is fixed: lanemq parked redrive {words}"]
     if lane.attempts and Undecodable.__name__ in lane.reason:
         lines.append(
             f"  if the body will never fit, drop that message first: lanemq parked discard --messages 1 {words}"

@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 import click
 
+from lanemq.cli.commands.group import existing_group
 from lanemq.cli.options import YES, CliError, InOrder, WrongUsage, asks_server, confirm
 from lanemq.cli.output import PREVIEW_BYTES, Grid, Part, body_for_json, plural, printable, progress, short_text, show
 from lanemq.client.admin.parked import ANY_KEY, AnyKey, ParkedAdmin, ParkedLaneView
@@ -65,6 +66,8 @@ def list_lanes(group: str | None, topic: str | None, server: str, as_json: bool)
         lanes = admin.lanes(group, topic)
     with WatchAdmin(server) as watching:
         here = watching.parked_in_members(group, topic)
+        if group and not (lanes or here.lanes):
+            existing_group(watching, group)
     grid = _lane_grid(lanes, _none_parked(group, topic, unknown=here.unknown))
     show(
         as_json,

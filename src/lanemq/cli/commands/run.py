@@ -26,13 +26,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+from lanemq.cli.listening import check_can_listen
 from lanemq.cli.options import CliError, WrongUsage
 from lanemq.cli.output import log_to_stderr, plural
 from lanemq.cli.worker_monitor import WorkerMonitors
 from lanemq.clock import Clock, SystemClock
 from lanemq.core.backoff import Backoff
-from lanemq.model.environment import install_extra
+from lanemq.model.environment import WORKER, install_extra
 from lanemq.model.errors import LaneError
+from lanemq.net.address import parse_address
 from lanemq.signals import ChildProcesses, handled
 
 if TYPE_CHECKING:
@@ -78,18 +80,29 @@ def run(target: str, workers: int, reload: bool, folder: Path, log_level: str) -
     MODULE:APP names a module and the App in it, as in `shop.billing:app`. Ctrl-C lets running handlers finish; a
     second one ends at once.
     """
-    log_to_stderr(log_level.upper())
+    worker = os.environ.pop(WORKER, "")
+    log_to_stderr(log_level.upper(), begins_with=f"worker {worker} " if worker.isdecimal() else "")
     if workers == 1 and not reload:
         load_app(target, folder).run()
         return
     if reload and find_spec("watchfiles") is None:
         raise CliError(f"--reload needs watchfiles: {install_extra('reload')}")
     if not reload:
-        load_app(target, folder)  # a mistake in it would end every worker again and again
+        _check_app(load_app(target, folder))
     words = [sys.executable, "-m", "lanemq.cli.main", "run", target, "--folder", str(folder), "--log-level", log_level]
     failed = Supervisor(words, workers, folder if reload else None).run()
     if failed:
         raise CliError(f"{plural(failed, 'worker')} had to be ended before the handlers had finished")
+
+
+def _check_app(app: "App") -> None:
+    """Raises `CliError` if the monitor of all workers could not listen: workers that start would take queues from
+    other members before that is known. That the app can be imported is checked too: a mistake in it would end every
+    worker again and again."""
+    from lanemq.client.consumer.monitor import DEFAULT_PORT
+
+    if app.options.monitor is not None:
+        check_can_listen(parse_address(app.options.monitor, DEFAULT_PORT), "monitor=")
 
 
 def load_app(target: str, folder: Path) -> "App":
@@ -205,19 +218,22 @@ class Supervisor:
         now = self._clock.now()
         for number, worker in enumerate(self._workers):
             if worker.process is not None and worker.process.poll() is not None:
-                self._ended(worker, worker.process.pid, worker.process.returncode, now)
+                self._ended(number, worker.process.pid, worker.process.returncode, now)
                 self._monitors.ended(number)
             if worker.process is None and now >= worker.start_at:
                 worker.started = now
-                worker.process = self._children.start(self._words, {**os.environ, **self._monitors.environment(number)})
+                worker.process = self._children.start(
+                    self._words, {**os.environ, WORKER: str(number), **self._monitors.environment(number)}
+                )
 
-    def _ended(self, worker: WorkerProcess, pid: int, code: int, now: int) -> None:
+    def _ended(self, number: int, pid: int, code: int, now: int) -> None:
+        worker = self._workers[number]
         worker.quick_ends = worker.quick_ends + 1 if now - worker.started < STEADY else 0
         pause = RESTARTS.delay(worker.quick_ends) if worker.quick_ends else 0
         worker.process, worker.start_at = None, now + pause
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
         when = f"in {pause / 1000:g} s" if pause else "now"
-        click.echo(f"worker {pid} {how}; another starts {when}", err=True)
+        click.echo(f"worker {number} (process {pid}) {how}; another starts {when}", err=True)
 
     def _end_all(self) -> None:
         """Passes SIGTERM on and waits; another signal ends the workers at once."""

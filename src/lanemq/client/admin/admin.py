@@ -245,10 +245,10 @@ class Admin(OffsetAdmin, MessageAdmin):
 
         Without those that mark discarded dead letters, and those that Apache brokers have for themselves.
         """
-        return sorted(self._groups())
+        return sorted(self.known_groups())
 
-    def _groups(self) -> dict[str, bool]:
-        """The groups, and whether a program that is no member reports the offsets."""
+    def known_groups(self) -> dict[str, bool]:
+        """The groups, and whether a program that is no member reports the offsets, such as a pipeline."""
         groups: dict[str, bool] = {}
         for address, _ in self._calls.masters().values():
             reply = self._calls.ask(address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)

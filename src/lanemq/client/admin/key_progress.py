@@ -40,6 +40,10 @@ NEVER = 2**63
 """An offset that no message has."""
 NOT_KNOWN = "not known: "
 """Begins a reason that could not be found out."""
+REPORTING_PROGRAM = (
+    "what only the program knows that reports the group's offsets; if that is a pipeline, lanemq pipeline parked list "
+    "--held CHECKPOINT lists the keys that it holds"
+)
 OWN_TURN = "its own turn: it is running, is about to be retried, or is held after a failure"
 
 
@@ -71,6 +75,9 @@ class KeyProgress:
     """Why the queue may have an owner although none is known; empty if it has none."""
     unsearched: range = range(0)
     """Offsets that the group has not finished, and of which nobody knows whether they are of this key."""
+    reported: bool = False
+    """A program that is no member, such as a pipeline, reports the offsets. It may hold keys that the broker takes for
+    finished."""
     all_searched: bool = True
     """False if other messages of the key may be in the queue; those outside `unsearched` are finished."""
 
@@ -97,6 +104,8 @@ class KeyProgress:
     def _first_waits_for(self) -> str:
         if self.parked is not None:
             return _parked(self.parked)
+        if self.reported and not self.members:
+            return self._not_read_by_program if self.pending else REPORTING_PROGRAM
         if not self.pending and self.unsearched:
             return NOT_KNOWN + self._not_searched
         if not self.pending:
@@ -111,6 +120,13 @@ class KeyProgress:
         if isinstance(self.lane, LaneStateView):
             return _owner_says(self.lane, self.pending)
         return known if self.lane is None else f"{known}. More is unknown: {self.lane.why}{self._lease()}"
+
+    @property
+    def _not_read_by_program(self) -> str:
+        at = self.progress.at.offset
+        return (
+            f"the program that reports the group's offsets, such as a pipeline: it has read the queue up to offset {at}"
+        )
 
     @property
     def _not_searched(self) -> str:
@@ -159,10 +175,9 @@ def key_facts(key: str, topic: str, group: str | None, server: str) -> KeyFacts:
         messages, searched = _search(reader, key, hashed)
     queue = messages[-1].queue if messages else hashed
     with Admin(server) as admin:
-        names = [group] if group else admin.groups()
         start = searched.start if queue == hashed else searched.start_elsewhere
-        progress = (_key_progress(admin, name, server, queue, key, messages, start) for name in names)
-        groups = _with_parked([each for each in progress if each is not None], key, queue, server, messages)
+        groups = _reading_groups(admin, group, server, queue, key, messages, start)
+        groups = _with_parked(groups, key, queue, server, messages)
         groups = _with_dead_letters(admin, _with_retries(admin, groups, messages), messages)
     return KeyFacts(key, queue, hashed, messages, groups, searched.note)
 
@@ -200,6 +215,22 @@ def _search(reader: TopicReader, key: str, hashed: MessageQueue) -> tuple[list[M
         f"newest {MAX_SEARCHED:,} were searched."
     )
     return messages[-MAX_FOUND:], _Searched(start, NEVER, note)
+
+
+def _reading_groups(
+    admin: Admin,
+    group: str | None,
+    server: str,
+    queue: MessageQueue,
+    key: str | None,
+    messages: list[Message],
+    searched_from: int = 0,
+) -> list[KeyProgress]:
+    """The progress of one group, or of every group that reads the queue."""
+    known = admin.known_groups()
+    names = [group] if group else sorted(known)
+    progress = (_key_progress(admin, name, server, queue, key, messages, searched_from) for name in names)
+    return [replace(each, reported=known.get(each.group, False)) for each in progress if each is not None]
 
 
 def _key_progress(
@@ -260,8 +291,8 @@ def message_progress(message: Message, server: str) -> list[KeyProgress]:
     """How far every group is with one message. As `key_facts`, but only this message is counted."""
     queue, key = message.queue, message.key
     with Admin(server) as admin:
-        progress = (_key_progress(admin, name, server, queue, key, [message]) for name in admin.groups())
-        groups = _with_parked([each for each in progress if each is not None], key, queue, server, [message])
+        groups = _reading_groups(admin, None, server, queue, key, [message])
+        groups = _with_parked(groups, key, queue, server, [message])
         return _with_dead_letters(admin, _with_retries(admin, groups, [message]), [message])
 
 

@@ -196,7 +196,7 @@ class WatchAdmin(Admin):
         by_group: dict[str, list[LeaseView]] = {}
         for lease in leases:
             by_group.setdefault(lease.group, []).append(lease)
-        known = self._groups() if group is None else {group: False}
+        known = self.known_groups() if group is None else {group: False}
         groups = [replace(self.group_progress(name), reported=known[name]) for name in sorted(known)]
         self._reports = self.member_reports(groups) if silent else {}
         return tuple(name_owners(each, by_group.get(each.group, ()), silent, self._reports) for each in groups), leases

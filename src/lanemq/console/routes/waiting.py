@@ -156,10 +156,11 @@ def _redriven(console: Console, named: Sequence[Mapping[str, str]], secured: Sec
     if not begun:
         what = "this lane is" if left_out == 1 else "these lanes are"
         return f"Nothing to do: {what} already being redriven, or not waiting any more."
-    messages = plural(sum(lane.messages for lane in begun), "message")
+    count = sum(lane.messages for lane in begun)
+    messages, are = plural(count, "message"), "is" if count == 1 else "are"
     which = _name(begun[0]) if len(named) == 1 else plural(len(begun), "key")
     rest = f" {plural(left_out, 'chosen key')} did not wait any more." if left_out else ""
-    return f"{messages} of {which} are redriven, in order, before newer ones.{rest}"
+    return f"{messages} of {which} {are} redriven, in order, before newer ones.{rest}"
 
 
 # discard

@@ -113,7 +113,7 @@ class Progress:
         facts += [f"{self.seconds:.1f} s"] + ([_per_second(self.rate)] if self.messages else [])
         age = self.lag_seconds
         if self.lag:
-            facts += [f"lag {self.lag_messages}" + (f" ({age:.1f} s)" if age is not None else "")]
+            facts += [f"lag {self.lag_messages}" + (f" (the oldest is {age:.1f} s old)" if age is not None else "")]
         return f"{self.pipeline} {unit} {applied.batch.spark_batch}: {', '.join(facts)}"
 
 

@@ -84,7 +84,7 @@ def test_true_and_false_are_no_keys_of_rows(tmp_path: Path) -> None:
     replica.process(rows(7, 8))
     replica.process(messages([("a", {"id": True, "amount": 9}), ("b", {"id": False, "amount": 9})], first=2))
     assert {key: row["amount"] for key, row in replica.live.items()} == {0: 7, 1: 8}
-    assert [each["reason"] for each in replica.dead] == ["the key id is missing or not a int64"] * 2
+    assert [each["reason"] for each in replica.dead] == ["column id: the key is missing or does not fit bigint"] * 2
 
 
 def test_rows_that_fit_leave_no_misfits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -103,3 +103,5 @@ def test_dead_letters_are_reported_with_the_first_reason_and_the_command_that_li
     assert "2 messages could not be understood and became dead letters, the first at t queue b/0 offset 0: " in said
     assert "not readable: " in said
     assert said.endswith(f"`lanemq pipeline dead-letters list {checkpoint}` lists them")
+    replica.process(messages([("3", b"{")], first=2))
+    assert "1 message could not be understood and became a dead letter, the first at " in caplog.messages[-1]

@@ -157,7 +157,7 @@ def test_a_value_that_does_not_fit_can_be_poison(tmp_path: Path, key: str) -> No
     replica = Replica(stage(misfits="dead_letter"), tmp_path)
     replica.process(messages([*pairs, (key, {"id": 1, "name": "bad", "amount": "much"})]))
     assert names(replica) == {1: "good"}
-    assert "amount does not fit double" in replica.dead[0]["reason"]
+    assert "column amount: the value does not fit double" in replica.dead[0]["reason"]
 
 
 def test_poison_can_end_the_query(tmp_path: Path) -> None:

@@ -491,6 +491,7 @@ def _log_failure(run: MessageRun, end: RunEnd, finished: MessageFinished) -> Non
     message, error = stopped_at(run, end), end.stop.error
     assert error is not None
     text = describe(error)
+    failed = "body cannot be decoded" if isinstance(error, Undecodable) else "handler failed"
     place = f"topic={message.topic} queue={run.queue} offset={message.queue_offset} key={message.key!r}"
     verdict = isinstance(error, HandlerVerdict) and not isinstance(error, MessageFailed)
     traced = run.attempt == 1 and not verdict and not isinstance(error, Undecodable)
@@ -500,13 +501,13 @@ def _log_failure(run: MessageRun, end: RunEnd, finished: MessageFinished) -> Non
     elif verdict and finished.why is not Why.PARKED:
         log.info("handler decided, attempt %d: %s: %s", run.attempt, place, text)
     elif finished.why is Why.PARKED:
-        log.error("handler failed, lane parked until it is redriven: %s: %s", place, text, exc_info=trace)
+        log.error("%s, lane parked until it is redriven: %s: %s", failed, place, text, exc_info=trace)
     elif finished.why is Why.HELD:
-        log.warning("handler failed, attempt %d, trying again: %s: %s", run.attempt, place, text, exc_info=trace)
+        log.warning("%s, attempt %d, trying again: %s: %s", failed, run.attempt, place, text, exc_info=trace)
     elif finished.why is Why.DIVIDED:
-        log.warning("handler failed, trying its batch one message at a time: %s: %s", place, text, exc_info=trace)
+        log.warning("%s, trying its batch one message at a time: %s: %s", failed, place, text, exc_info=trace)
     elif finished.why is Why.SENT_BACK:
-        log.warning("handler failed, message handed to the broker: %s: %s", place, text, exc_info=trace)
+        log.warning("%s, message handed to the broker: %s: %s", failed, place, text, exc_info=trace)
 
 
 def _log_broken(active: ActiveSubscription, error: BaseException) -> None:

@@ -313,10 +313,11 @@ class LastState(Stage):
             raise _unreadable(found, batch)
         first = found.slice(0, 1).to_pylist()[0]
         log.warning(
-            "%s: %s could not be understood and became dead letters, the first at %s queue %s/%s offset %s: %s. "
+            "%s: %s could not be understood and became %s, the first at %s queue %s/%s offset %s: %s. "
             "`lanemq pipeline dead-letters list %s` lists them",
             batch,
             counted(found.num_rows, "messages"),
+            "a dead letter" if found.num_rows == 1 else "dead letters",
             *(first[name] for name in ("topic", "broker", "queue_id", "queue_offset", REASON)),
             self._checkpoint,
         )

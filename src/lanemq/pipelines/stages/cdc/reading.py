@@ -208,6 +208,7 @@ class Reader:
         fields = options.table.schema.fields
         self._decoder = documents.decoder(self._format.document, [each.dataType for each in fields])
         self._fold_first = FoldFirst(options, self._row_types)
+        self._declared = {each.name: each.dataType.simpleString() for each in fields}
         self._types = {each.name: each.type for each in options.table.arrow()}
         absent = (documents.ABSENT,) if options.table.keeps else ()
         self._marks = {name: (*absent, *unavailable_marks(kind)) for name, kind in self._types.items()}
@@ -306,7 +307,8 @@ class Reader:
             if column.null_count:
                 for index in pc.indices_nonzero(column.is_null()).to_pylist():
                     reading.changes.poison.setdefault(
-                        reading.changes.message[index], f"the key {name} is missing or not a {self._types[name]}"
+                        reading.changes.message[index],
+                        f"column {name}: the key is missing or does not fit {self._declared[name]}",
                     )
 
     def _refuse_long_texts(self, reading: Reading) -> None:
@@ -319,7 +321,7 @@ class Reader:
             if name not in self._options.table.keys and name not in self._options.added:
                 reading.columns[name], misfits = self._column(name, reading)
                 for index in misfits:
-                    reading.changes.refuse_row(index, f"the value of {name} does not fit {self._types[name]}")
+                    reading.changes.refuse_row(index, f"column {name}: the value does not fit {self._declared[name]}")
 
     def _find_left_out(self, reading: Reading) -> dict[str, list[int]]:
         """Finds columns that changes leave out, and clears their marks.
