@@ -1,6 +1,10 @@
 """Two coordinators that share a PostgreSQL: one answers, the other takes over, and nothing is granted twice."""
 
 import contextlib
+import os
+import signal
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +21,9 @@ from lanemq import App, Message, Producer
 from lanemq.cli.main import main
 from lanemq.client.admin.coordinated import CoordinatedAdmin
 from lanemq.coordinator.entries import KnownEntries
+from lanemq.coordinator.postgres_rows import PostgresRows
 from lanemq.coordinator.term_gate import TermGate
+from lanemq.coordinator.watch import NEW_OWNERS_WAIT
 from lanemq.core.brokering.cluster.leadership import Term
 from lanemq.model.errors import UsageError
 from lanemq.model.queue import MessageQueue
@@ -135,6 +141,25 @@ def test_a_leader_whose_term_has_run_out_answers_nothing(leader: RunningCoordina
     until(lambda: leader.coordinator.leads)
 
 
+def test_a_leader_takes_no_commits_while_it_cannot_write_them(leader: RunningCoordinator, url: str) -> None:
+    """A fail-over would forget them; its term is valid."""
+    with RawClient(str(leader.address)) as client:
+        ext = {"bname": "lanemq", "laneClient": "one", "laneEpoch": str(owned(client, "one"))}
+
+        def commit(offset: int) -> int:
+            named = {"consumerGroup": GROUP, "topic": TOPIC, "queueId": "0", "commitOffset": str(offset)}
+            return client.ask(RequestCode.UPDATE_CONSUMER_OFFSET, {**named, **ext}).code
+
+        assert commit(1) == 0
+        with psycopg.connect(url, autocommit=True) as db:
+            db.execute("ALTER TABLE lanemq.offsets ADD CONSTRAINT full_disk CHECK (value < 2)")
+            assert commit(2) == 0, "it does not know yet"
+            until(lambda: commit(3) == ResponseCode.SYSTEM_BUSY)
+            assert leader.coordinator.leads
+            db.execute("ALTER TABLE lanemq.offsets DROP CONSTRAINT full_disk")
+        until(lambda: commit(4) == 0)
+
+
 def test_a_leader_that_does_not_look_at_its_term_answers(
     leader: RunningCoordinator, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,6 +218,68 @@ def test_a_member_that_leaves_a_coordinator_after_its_term_changes_nothing(leade
         leader.loop.call_soon_threadsafe(late)
         until(lambda: leader.coordinator.leads and leader.coordinator.running is not reign)
     assert reign.context.locks.latest(GROUP, queue) == before
+
+
+# a database that is silent
+
+
+def sessions(url: str) -> set[int]:
+    """The server's processes that serve coordinators."""
+    with psycopg.connect(url) as db:
+        query = "SELECT pid FROM pg_stat_activity WHERE application_name = 'lanemq-coordinator'"
+        return {pid for (pid,) in db.execute(query).fetchall()}
+
+
+@contextlib.contextmanager
+def silent(process: int) -> Iterator[None]:
+    """The machine of the server acknowledges what it gets, and nothing answers."""
+    os.kill(process, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(process, signal.SIGCONT)
+
+
+def test_a_coordinator_that_waits_leaves_a_silent_connection_and_can_lead(
+    contend: Contend, leader: RunningCoordinator, url: str
+) -> None:
+    before = sessions(url)
+    other = contend()
+    (session,) = sessions(url) - before
+    with silent(session):
+        leader.stop()
+        until(lambda: other.coordinator.leads)
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_a_coordinator_stops_although_its_database_is_silent(
+    contend: Contend, leader: RunningCoordinator, url: str, leads: bool
+) -> None:
+    before = sessions(url)
+    other = contend()
+    (session,) = before if leads else sessions(url) - before
+    stopped = (leader if leads else other).coordinator
+    with silent(session):
+        until(lambda: leads or stopped._clock.now() > stopped._election.last_tick + 1_000)  # it has asked
+        (leader if leads else other).stop()
+
+
+def test_who_hands_over_answers_nothing_once_another_one_may_lead(
+    leader: RunningCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own term is valid until the answer of the database is here."""
+    peers, hand_over = list[int](), PostgresRows.hand_over
+    server = leader.coordinator.running.server
+
+    def watched(rows: PostgresRows) -> None:
+        peers.append(len(server.peers))
+        hand_over(rows)
+
+    monkeypatch.setattr(PostgresRows, "hand_over", watched)
+    with RawClient(str(leader.address)) as client:
+        assert client.ask(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG).code == 0
+        leader.stop()
+    assert peers == [0]
 
 
 # a state that goes back
@@ -270,10 +357,78 @@ def test_a_leader_of_a_state_that_may_have_lost_changes_ends_all_leases_and_wait
     until(lambda: other.coordinator.leads)
     with RawClient(str(other.address)) as client:
         client.heartbeat("one", GROUP, {TOPIC: "*"}, laneExpiryMillis="5000")
+        held = other.coordinator.running.queues.grants_from
         assert not client.lane_lock("one", TOPIC, group=GROUP).lane_leases, "nobody is owner any more"
         assert owned(client, "two") > epoch
-        held = other.coordinator.running.queues.grants_from
         assert other.coordinator._clock.now() >= held > 0
+
+
+def another_run(url: str) -> None:
+    """As a server that was restarted since the last leader began."""
+    with psycopg.connect(url, autocommit=True) as db:
+        db.execute("UPDATE lanemq.kv SET value = 'another run' WHERE name = 'led in'")
+
+
+def test_a_leader_that_ends_while_new_owners_wait_makes_the_next_one_wait_again(
+    contend: Contend, leader: RunningCoordinator, url: str
+) -> None:
+    leader.stop()
+    another_run(url)
+    second = contend()
+    until(lambda: second.coordinator.leads)
+    assert second.coordinator.running.queues.grants_from > second.coordinator._clock.now()
+    second.stop()
+    third = contend()
+    until(lambda: third.coordinator.leads)
+    wait = third.coordinator.running.queues.grants_from
+    assert wait > third.coordinator._clock.now() + 4_000
+    with RawClient(str(third.address)) as client:
+        assert owned(client, "one")
+    assert third.coordinator._clock.now() >= wait
+    until(lambda: third.coordinator._store.group_rows.get(NEW_OWNERS_WAIT) == "0")
+
+
+def test_a_leader_does_not_vouch_for_a_state_that_may_have_lost_the_whole_term_of_another_one(
+    contend: Contend, leader: RunningCoordinator, url: str
+) -> None:
+    """The other one led for a while, and a fail-over to the moment before has left nothing of that."""
+    with RawClient(str(leader.address)) as client:
+        assert owned(client, "one")
+    with psycopg.connect(url, autocommit=True) as db:
+        row = db.execute("SELECT term, leader, serial, address FROM lanemq.leader").fetchone()
+        assert row is not None
+        db.execute("UPDATE lanemq.leader SET term = term + 1, leader = 'other', serial = 0")
+    election, store = leader.coordinator._election, leader.coordinator._store
+    until(lambda: election.known_term > row[0])
+    assert store.term is not None
+    former = store.term.row
+    with psycopg.connect(url, autocommit=True) as db:
+        values = (former.term, former.leader, former.serial, former.address)
+        db.execute("UPDATE lanemq.leader SET term = %s, leader = %s, serial = %s, address = %s", values)
+    another_run(url)
+    until(lambda: leader.coordinator.leads)
+    assert leader.coordinator.running.queues.grants_from > leader.coordinator._clock.now()
+
+
+def test_a_leader_reads_its_state_in_the_thread_of_the_rows_only(
+    leader: RunningCoordinator, monkeypatch: pytest.MonkeyPatch, cluster: EmbeddedBroker
+) -> None:
+    """Its event loop would stand still while the database is silent."""
+    monkeypatch.setattr("lanemq.coordinator.watch.COPIES_EVERY_MS", 100)
+    threads, rows = list[str](), PostgresRows.rows
+
+    def watched(*given: Any) -> list[Any]:
+        threads.append(threading.current_thread().name)
+        return rows(*given)
+
+    monkeypatch.setattr(PostgresRows, "rows", watched)
+    with RawClient(str(leader.address)) as client, RawClient(cluster.address) as at_broker:
+        for _ in range(5):
+            at_broker.send(TOPIC)
+        named = {"bname": "lanemq", "laneClient": "one", "laneEpoch": str(owned(client, "one"))}
+        assert client.commit(3, TOPIC, group=GROUP, **named).code == 0
+        until(lambda: at_broker.committed(TOPIC, group=GROUP) == 3)
+    assert set(threads) <= {"lanemq-rows"}
 
 
 def test_what_is_left_of_a_former_term_writes_nothing_in_the_next_one(leader: RunningCoordinator) -> None:
@@ -318,6 +473,36 @@ def test_members_follow_the_leader(contend: Contend, leader: RunningCoordinator,
         app.stop()
     assert [message.value()["n"] for message in seen] == [0, 1]
     assert seen[1].epoch == seen[0].epoch, "it has kept the queue"
+
+
+def test_what_a_frozen_leader_has_not_written_is_committed_again_at_the_next_one(
+    contend: Contend, cluster: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connections are open, and no new message makes the member commit."""
+    with monkeypatch.context() as patched:
+        patched.setattr("lanemq.broker.storage.progress_keeper.OFFSETS_EVERY_MS", 10**6)
+        leader = contend()
+        until(lambda: leader.coordinator.leads)
+    with CoordinatedAdmin(cluster.address) as admin:
+        assert admin.move(GROUP, apply=True).moved
+    other, app = contend(), App(cluster.address, group=GROUP)
+
+    @app.ordered(TOPIC)
+    def handle(message: Message) -> None:
+        """It is done."""
+
+    def committed(running: RunningCoordinator) -> int:
+        places = running.coordinator.running.context.progress.of_group(GROUP)
+        return sum(each.offset or 0 for each in places)
+
+    with Producer(cluster.address) as producer:
+        producer.send(TOPIC, {"n": 0}, key="a")
+    app.start()
+    until(lambda: committed(leader) == 1)
+    leader.loop.call_soon_threadsafe(time.sleep, 6.0)
+    until(lambda: other.coordinator.leads)
+    until(lambda: committed(other) == 1)
+    app.stop()
 
 
 # operations

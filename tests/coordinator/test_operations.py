@@ -236,6 +236,18 @@ def test_a_frozen_coordinator_answers_nothing_once_a_copy_of_its_folder_has_its_
         asyncio.run_coroutine_threadsafe(frozen.coordinator.watched(asyncio.Event()), frozen.loop).result(10)
 
 
+def test_a_copy_that_is_started_again_while_new_owners_wait_makes_them_wait_again(
+    cluster: EmbeddedBroker, start: Start
+) -> None:
+    frozen = start()
+    move(cluster)
+    folder = copy_of(frozen)
+    frozen.loop.call_soon_threadsafe(time.sleep, 5.0)
+    start(folder).stop()
+    again = start(folder).coordinator
+    assert again.running.queues.grants_from > again._clock.now() + 10_000
+
+
 def test_if_its_term_did_not_run_out_it_would_answer(
     cluster: EmbeddedBroker, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:

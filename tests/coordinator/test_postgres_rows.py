@@ -95,6 +95,19 @@ def test_a_leader_whose_store_lost_a_commit_writes_nothing(connected: Open, url:
         rows.put("name", "next")
 
 
+def test_a_dump_that_is_restored_is_another_run_of_the_server(connected: Open, url: str) -> None:
+    """It may be older than what a leader has confirmed since, although the server was not restarted."""
+    before, restored = connected().look(), "SELECT * FROM lanemq.leader"
+    with psycopg.connect(url, autocommit=True) as db:
+        rows = db.execute(restored).fetchall()
+        db.execute("DROP SCHEMA lanemq CASCADE")
+        after = connected()
+        db.execute("DELETE FROM lanemq.leader")
+        db.cursor().executemany("INSERT INTO lanemq.leader VALUES (%s, %s, %s, %s, %s)", rows)
+    assert after.look().row == before.row
+    assert after.look().run != before.run
+
+
 def test_the_same_term_of_another_leader_is_another_one(connected: Open, url: str) -> None:
     """A lost commit can issue the same term twice."""
     rows = connected()

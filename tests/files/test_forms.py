@@ -1,5 +1,7 @@
 """Every form of the port does the same."""
 
+import errno
+import os
 import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -65,6 +67,53 @@ def test_one_of_many_creates_a_file(root: StorePath) -> None:
         created = list(pool.map(lambda number: create(path, str(number).encode()), range(8)))
     assert sum(created) == 1
     assert path.read_bytes() == str(created.index(True)).encode()
+
+
+def test_a_link_whose_answer_was_lost_is_no_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network file system repeats the request, and the server answers that the file exists."""
+    link = os.link
+
+    def twice(source: Path, target: Path) -> None:
+        link(source, target)
+        link(source, target)
+
+    monkeypatch.setattr("os.link", twice)
+    assert create(tmp_path / "1", b"one")
+    assert not create(tmp_path / "1", b"one"), "another writer with the same content has not created it"
+
+
+def test_a_file_system_without_links_is_refused_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(source: Path, target: Path) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr("os.link", refuse)
+    with pytest.raises(StorageError, match=r"its file system has no hard links .*choose a folder on another one"):
+        create(tmp_path / "1", b"one")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_refused_creation_whose_file_is_removed_at_that_moment_is_no_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = ObjectPath("memory://", uuid4().hex)
+    assert create(path, b"one")
+
+    def removed(path: ObjectPath) -> bytes:
+        raise FileNotFoundError(str(path))
+
+    monkeypatch.setattr(ObjectPath, "read_bytes", removed)
+    assert not create(path, b"two")
+
+
+def test_the_names_of_new_folders_are_on_the_disk_before_a_file_is_in_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr("lanemq.files.operations.sync", lambda path: synced.append(path.name))
+    write_durably(tmp_path / "lanemq" / "log" / "1", b"one")
+    assert synced == [tmp_path.name, "lanemq", "log"]
+    write_durably(tmp_path / "lanemq" / "log" / "2", b"two")
+    assert synced[3:] == ["log"]
 
 
 def test_arrow_files_are_written_read_and_copied(root: StorePath) -> None:

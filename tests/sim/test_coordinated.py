@@ -1,6 +1,6 @@
 """The second shape: message brokers without rules, beside a coordinator. Seeds pass; without a guard, one fails."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,7 +8,11 @@ import pytest
 
 from lanemq.broker.handlers.owner_parking import OwnerParkingHandler
 from lanemq.client.consumer.queues import read_log
+from lanemq.client.consumer.queues.assigned_queue import AssignedQueue
+from lanemq.client.consumer.queues.progress import QueueReporter
 from lanemq.client.consumer.queues.pull import Puller
+from lanemq.core.consuming.lane_queue import LaneQueue
+from lanemq.core.consuming.lanes_aside import NextRequest
 from lanemq.testing.sim.coordinated.run import coordinated_plan, run_plan, run_seed
 from lanemq.testing.sim.judge import Result
 
@@ -23,6 +27,7 @@ BUSY = {
     "window": 4,
     "failing": 0.02,
 }
+HARSHER = ("log truncated", "answer lost", "answer lost", "member killed")
 
 
 def busy(seed: int, *faults: str) -> Result:
@@ -43,7 +48,12 @@ def test_seeds_pass(seed: int) -> None:
 
 
 def test_a_reset_reaches_an_owner_that_gives_the_queue_up() -> None:
-    assert passed(busy(33, "log truncated", "answer lost", "answer lost", "member killed"))
+    assert passed(busy(33, *HARSHER))
+
+
+def test_a_message_that_was_lost_before_it_was_handled_is_not_stored_twice() -> None:
+    """A member handles what it had read of the log that is gone, and then what was sent again."""
+    assert passed(busy(156, *HARSHER))
 
 
 @pytest.mark.parametrize(("seed", "problem"), [(1055, "no progress")])
@@ -66,6 +76,27 @@ def no_stamps(patch: Patch) -> None:
     patch(Puller, "_drops_repeats", lambda *_: False)
 
 
+def no_mark_of_repeats(patch: Patch) -> None:
+    """Members report repeats as finished, but no mark of them."""
+    leave_out = LaneQueue.leave_out
+
+    def unmarked(queue: LaneQueue[Any], repeats: Sequence[Any]) -> None:
+        newest = queue.newest_finished
+        leave_out(queue, repeats)
+        queue.newest_finished = newest
+
+    patch(LaneQueue, "leave_out", unmarked)
+
+
+def no_comparison_of_lanes(patch: Patch) -> None:
+    """Members run what they find at the offsets of a lane that was set aside."""
+
+    def unread(self: QueueReporter, assigned: AssignedQueue, request: NextRequest) -> Any:
+        return self._lane_calls.next(assigned.queue, assigned.epoch, request)
+
+    patch(QueueReporter, "_next", unread)
+
+
 @dataclass(frozen=True)
 class Case:
     remove: Callable[[Patch], None]
@@ -76,6 +107,8 @@ class Case:
 
 CASES = (
     Case(no_comparison, 1, ("log truncated", "log truncated", "member killed"), "was lost"),
+    Case(no_mark_of_repeats, 28, HARSHER, "was lost"),
+    Case(no_comparison_of_lanes, 161, HARSHER, "handled too late"),
     Case(no_stamps, 2, ("answer lost", "answer lost", "connection cut", "broker killed"), "delivered twice"),
 )
 

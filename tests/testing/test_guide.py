@@ -1,6 +1,7 @@
 """The tests that docs/guides/testing.md shows pass, with the plugin as users load it."""
 
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -14,11 +15,8 @@ from tests.documents import ROOT, snippets
 def test_the_tests_of_the_guide_pass(tmp_path: Path) -> None:
     shown = [each for each in snippets("python") if each.document == ROOT / "docs" / "guides" / "testing.md"]
     for number, snippet in enumerate(shown):
-        imports, _, program = snippet.code.partition("# in shop.py\n")
-        program, _, test = program.partition("# in test_shop.py\n")
-        if program:
-            (tmp_path / "shop.py").write_text(imports + program, "utf-8")
-        (tmp_path / f"test_guide_{number}.py").write_text(imports + test, "utf-8")
+        named = re.match(r"# (\w+\.py)\n", snippet.code)
+        (tmp_path / (named[1] if named else f"test_guide_{number}.py")).write_text(snippet.code, "utf-8")
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "lanemq.testing.plugin"]
     done = subprocess.run(
         [*words, "--strict-markers", "-W", "error", "--rootdir", tmp_path, tmp_path],

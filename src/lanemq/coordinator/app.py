@@ -24,7 +24,7 @@ from lanemq.coordinator.loading import Start, check_cluster, load
 from lanemq.coordinator.redirect import Redirect
 from lanemq.coordinator.reign import Ground, Loaded, Reign, new_reign
 from lanemq.coordinator.store import FolderStore, NotLeading, RowsOfTerm, StateStore
-from lanemq.core.brokering.cluster.leadership import Term
+from lanemq.core.brokering.cluster.leadership import TERM_MS, Term
 from lanemq.history import file_name, last_time, open_history
 from lanemq.model.errors import LaneError, StorageError, TransportError, UsageError
 from lanemq.net.address import Address
@@ -94,6 +94,7 @@ class Coordinator:
             check_cluster(self._store, await _reached(ClusterLink(self.options.cluster, self._pool)))
             self._thread = self._new_thread()
             undo.callback(self._thread.stop)
+            undo.callback(self._store.cut)  # before that: a silent database is not waited for
             self._listener = self._new_listener()
             undo.callback(self._listener.close)
             self.address = self.options.advertised(self._listener.address.port)
@@ -128,13 +129,17 @@ class Coordinator:
         self._opened.close()
 
     async def _hand_over(self, reign: Reign) -> None:
-        """Save everything, and let another coordinator lead at once."""
+        """Save everything, and let another coordinator lead at once. A silent database is not waited for."""
+        cut = asyncio.get_running_loop().call_later(TERM_MS / 1000, self._store.cut)
         try:
-            await reign.end()
+            try:
+                await reign.end()
+            finally:
+                await reign.drop()  # first: another one may lead before this process knows
             await self._thread.call(self._store.hand_over)
         except StorageError as error:
             log.warning("the term could not be handed over, the next leader waits for its end: %s", error)
-        await reign.drop()
+        cut.cancel()
 
     async def watched(self, stop: asyncio.Event) -> None:
         """Waits for the event; raises if this coordinator must end before, because another one has taken over."""

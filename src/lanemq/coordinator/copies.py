@@ -13,6 +13,7 @@ import msgspec
 from lanemq.broker.context import GroupContext
 from lanemq.coordinator.cluster import ClusterLink
 from lanemq.core.brokering.cluster.copied_offsets import CopiedOffsets
+from lanemq.log.state.group_rows import GroupRows
 from lanemq.model.queue import MessageQueue
 from lanemq.net.address import Address
 from lanemq.net.calling.connection import Connection
@@ -20,6 +21,7 @@ from lanemq.net.rate_limited_log import RateLimitedLog
 
 log = logging.getLogger(__name__)
 
+_PREFIX = "copied offsets of "
 _Rows = list[tuple[str, str, int, list[int]]]
 
 
@@ -72,6 +74,10 @@ class OffsetCopies:
             if wanted and group in self._context.groups:  # it may have left in between
                 await self._link.commit_all(master, group, wanted)
 
+    def restore(self, copies: Mapping[str, CopiedOffsets]) -> None:
+        """After a start: what was copied before, by group."""
+        self._of.update(copies)
+
     def overwrite(self, group: str, queues: Iterable[tuple[str, int]]) -> None:
         """An operator has reset a group in these queues, by topic and number."""
         for topic, number in queues:
@@ -83,10 +89,7 @@ class OffsetCopies:
         await self._save(group, CopiedOffsets())
 
     def _copies(self, group: str) -> CopiedOffsets:
-        if group not in self._of:
-            text = self._context.state.get(_name(group)) or "[]"
-            self._of[group] = CopiedOffsets(_queues(msgspec.json.decode(text, type=_Rows)))
-        return self._of[group]
+        return self._of.setdefault(group, CopiedOffsets())
 
     async def _save(self, group: str, copies: CopiedOffsets) -> None:
         state, rows = self._context.state, [(*queue, values) for queue, values in copies.copies.items()]
@@ -94,9 +97,18 @@ class OffsetCopies:
         await self._context.row_thread.call(lambda: state.put(_name(group), text))
 
 
+def read_copies(rows: GroupRows) -> dict[str, CopiedOffsets]:
+    """The copies of each group, as the state database has them."""
+    found = rows.rows("SELECT name, value FROM kv WHERE name LIKE ?", (f"{_PREFIX}%",))
+    return {
+        name.removeprefix(_PREFIX): CopiedOffsets(_queues(msgspec.json.decode(text, type=_Rows)))
+        for name, text in found
+    }
+
+
 def _name(group: str) -> str:
     """The name of the value in the state database."""
-    return f"copied offsets of {group}"
+    return f"{_PREFIX}{group}"
 
 
 def _queues(rows: Iterable[tuple[str, str, int, list[int]]]) -> dict[MessageQueue, list[int]]:

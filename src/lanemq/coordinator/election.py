@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
+from typing import TypeVar
 
 from lanemq.broker.storage.disk_thread import DiskThread
 from lanemq.client import identity as identities
@@ -24,6 +26,10 @@ from lanemq.net.rate_limited_log import RateLimitedLog
 
 log = logging.getLogger(__name__)
 
+G = TypeVar("G")
+
+SILENCE_SECONDS = 5.0
+"""How long a coordinator that waits for its turn waits for an answer of the store."""
 CHECK_SECONDS = 0.1
 """Between two looks at whether the term is over. Its answers end by themselves; this is how soon others notice."""
 
@@ -42,7 +48,7 @@ class Election:
         self.leader: Leader | None = None
         """Who leads, as the last look at the store says."""
         self.known_term = 0
-        """The highest term that this process has heard of elsewhere."""
+        """The highest term that this process has seen in the store, or heard of elsewhere."""
         self.replaced: Sight | None = None
         """The row that the last claim of this process replaced."""
         self.former: TermRow | None = None
@@ -74,11 +80,12 @@ class Election:
         """One look at the store, and a claim if it may be made; the term of a claim that succeeded."""
         store = self._store
         if not self._connected:
-            await self._thread.call(store.connect)
+            await self._asked(store.connect)
             self._connected = True
-        sight = await self._thread.call(store.look)
+        sight = await self._asked(store.look)
         self.problem = ""
         contender.saw(sight, now=self._clock.now())
+        self.known_term = max(self.known_term, sight.row.term)
         self.leader = leader_of(sight.row)
         seen = contender.replaceable(now=self._clock.now())
         if seen is None:
@@ -86,12 +93,24 @@ class Election:
         row = claim(seen.row, identities.origin.random(8).hex(), str(self._address), known=self.known_term)
         if store.shared:
             store.former = Sight(row, seen.run)
-        if not await self._thread.call(lambda: store.claim(seen, row)):
+        if not await self._asked(lambda: store.claim(seen, row)):
             return None
         assert store.term is not None, "a claim that succeeded begins a term"
         self.replaced, self.leader = seen, Leader(self._address, row.term)
         self.terms += 1
         return store.term
+
+    async def _asked(self, job: Callable[[], G]) -> G:
+        """The result of a job in the thread of the rows. A server that is silent is cut off: another one may lead."""
+        asked = asyncio.create_task(self._thread.call(job))
+        try:
+            while not asked.done():
+                await asyncio.wait({asked}, timeout=SILENCE_SECONDS)
+                if not asked.done():
+                    self._store.cut()
+            return asked.result()
+        finally:
+            asked.cancel()
 
     async def keep(self, term: Term) -> None:
         """Renew the term until it ends."""
@@ -105,8 +124,8 @@ class Election:
                 renewal = asyncio.create_task(self._renew())
             await asyncio.sleep(CHECK_SECONDS)
         self.ended(term)
-        if renewal is not None and not renewal.done():
-            self._store.cut()
+        self._store.cut()  # what waits for it in the thread of the rows ends
+        if renewal is not None:
             await renewal
 
     async def _renew(self) -> None:

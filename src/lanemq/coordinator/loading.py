@@ -9,12 +9,13 @@ from lanemq.broker.storage.disk_thread import DiskThread
 from lanemq.client import identity as identities
 from lanemq.clock import Clock
 from lanemq.coordinator.cluster import CONSUME_ENABLE, ClusterLink, Presence, cluster_name, masters_in, settings_of
+from lanemq.coordinator.copies import read_copies
 from lanemq.coordinator.election import Election
 from lanemq.coordinator.entries import KnownEntries, OtherCoordinator, known_entries, refuse_other, refuse_silent
 from lanemq.coordinator.queues import RemoteLog
 from lanemq.coordinator.reign import Identity, Loaded
 from lanemq.coordinator.store import StateStore
-from lanemq.coordinator.watch import CONFIRMED_QUEUES
+from lanemq.coordinator.watch import CONFIRMED_QUEUES, NEW_OWNERS_WAIT
 from lanemq.core.brokering.cluster.epoch_floor import EPOCH_STEP
 from lanemq.core.brokering.cluster.leadership import is_complete
 from lanemq.core.consuming.queue_lease import LANE_TIMES
@@ -68,14 +69,15 @@ async def load(start: Start) -> Loaded:
         wait = await _check_entries(start, identity, known)
         if not known.entries:
             await _check_groups(start, list(groups), info)
-    floor, grants_from = await call(lambda: _floor(start, known))
+    floor, wait = await call(lambda: _floor(start, known, wait))
     return Loaded(
         identity,
         await call(lambda: recovered_groups(rows, start.clock, start.thread, RemoteLog())),
         await call(rows.leases),
         await call(lambda: rows.get(CONFIRMED_QUEUES) or "[]"),
+        await call(lambda: read_copies(rows)),
         floor,
-        max(grants_from, Millis(start.clock.now() + wait)),
+        Millis(start.clock.now() + wait) if wait else Millis(0),
     )
 
 
@@ -163,25 +165,34 @@ async def _check_groups(start: Start, groups: list[str], info: ClusterInfo) -> N
             )
 
 
-def _floor(start: Start, known: KnownEntries) -> tuple[int, Millis]:
-    """Below what no epoch is granted, and when queues may get new owners. Ends all leases in a store that has gone
-    back: it does not know the last owners."""
+def _floor(start: Start, known: KnownEntries, wait: Millis) -> tuple[int, Millis]:
+    """Below what no epoch is granted, and how long queues get no new owners: at least `wait`. Ends all leases in a
+    store that has gone back: it does not know the last owners.
+
+    The wait is noted, because this leader may end before it is over; then the next one waits again.
+    """
     rows, election, replaced = start.rows, start.election, start.election.replaced
     assert replaced is not None, "this process has claimed a term"
-    leases, led_in, now = rows.leases(), rows.get(LED_IN), start.clock.now()
-    floor, grants_from = max(known.limit, rows.epoch_floor()), Millis(0)
-    if not is_complete(replaced, led_in, election.former):
+    leases, led_in, floor = rows.leases(), rows.get(LED_IN), max(known.limit, rows.epoch_floor())
+    noted = int(rows.get(NEW_OWNERS_WAIT) or 0)
+    wait = max(wait, Millis(noted))
+    complete = is_complete(replaced, led_in, election.former, election.known_term)
+    if not complete:
         floor = max([floor, *(row.epoch for row in leases)]) + 2 * EPOCH_STEP
         longest = max([LANE_TIMES.broker_lease_ms, *(row.lease_ms for row in leases)])
-        grants_from = Millis(now + longest)
-        rows.end_leases(floor)
+        wait = max(wait, Millis(longest))
         log.error(
             "%s was restarted, restored or promoted while no coordinator could tell whether it has lost changes: all "
             "leases end, queues get owners again in %.1f s, and epochs continue above %d. If changes were lost, "
             "messages since then are handled again, and lanes that were redriven or discarded, and offsets before a "
             "reset, may be back: look at lanemq parked list and lanemq group describe",
-            start.store.shown, longest / 1000, floor,
+            start.store.shown, wait / 1000, floor,
         )  # fmt: skip
-    if led_in != replaced.run:
-        rows.put(LED_IN, replaced.run)
-    return floor, grants_from
+    with rows.together():
+        if not complete:
+            rows.end_leases(floor)
+        if wait != noted:
+            rows.put(NEW_OWNERS_WAIT, str(wait))
+        if led_in != replaced.run:
+            rows.put(LED_IN, replaced.run)
+    return floor, wait

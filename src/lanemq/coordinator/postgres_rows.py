@@ -90,7 +90,8 @@ _HOME = (
     " || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)"
 )
 """Which copy of the database this is: the identifier of its `initdb`, and its timeline, new for each promotion."""
-_RUN = "extract(epoch FROM pg_postmaster_start_time())::text"
+_RUN = "extract(epoch FROM pg_postmaster_start_time())::text || ' ' || pg_relation_filenode('leader')"
+"""Its start, and the file of the leader's row: a dump that is restored into a running server makes a new one."""
 _NOT_LEADING = "LM001"
 _READ_ONLY = "25006"
 _WARNING = "01000"
@@ -183,7 +184,7 @@ class PostgresRows(GroupRows):
         """Break the connection, so that a statement that waits for a silent server ends with an error."""
         db = self._db
         if db is not None and not db.closed:
-            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(db.fileno())) as copy:
+            with contextlib.suppress(OSError, _psycopg().Error), socket.socket(fileno=os.dup(db.fileno())) as copy:
                 copy.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:

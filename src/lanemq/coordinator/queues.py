@@ -48,7 +48,8 @@ class ClusterQueues:
         self._topics: dict[str, None] = {}
         """Topics that a request named, whether or not they exist."""
         self.grants_from = Millis(0)
-        """New owners wait until then: the store has gone back, and a member may have a lease that is lost there."""
+        """New owners wait until then: the store has gone back, and a member may have a lease that is lost there. 0 if
+        they need not wait."""
         self.epochs_left: Callable[[], bool] = lambda: True
         """Whether epochs may be granted: they stay below the limit that name servers have."""
         self.changed = asyncio.Event()

@@ -39,6 +39,7 @@ from lanemq.coordinator.store import StateStore
 from lanemq.coordinator.term_gate import TermGate
 from lanemq.coordinator.watch import ClusterWatch
 from lanemq.core.brokering.cluster.confirmed_queues import ConfirmedQueues
+from lanemq.core.brokering.cluster.copied_offsets import CopiedOffsets
 from lanemq.core.brokering.cluster.leadership import Term
 from lanemq.core.brokering.quotas import GroupUse
 from lanemq.log.state.group_rows import GroupRows, LeaseRow
@@ -75,10 +76,12 @@ class Loaded(NamedTuple):
     leases: list[LeaseRow]
     confirmed: str
     """The confirmed queues, as JSON."""
+    copies: dict[str, CopiedOffsets]
+    """What was copied to the brokers, by group."""
     floor: int
     """Every epoch that was ever granted is at most this."""
     grants_from: Millis
-    """When queues may get new owners."""
+    """When queues may get new owners; 0: at once."""
 
 
 class Ground(NamedTuple):
@@ -188,6 +191,7 @@ def new_reign(
     context.admit = _Admission(context)
     identity = loaded.identity
     watch = ClusterWatch(identity.name, Leader(ground.address, term.number), link, context, queues, heard_of)
+    watch.copies.restore(loaded.copies)
     groups = GroupHandler(context, answers := LongAnswers(slices, clock))
     background = BackgroundAnswers()
     handlers = (

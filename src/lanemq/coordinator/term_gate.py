@@ -1,18 +1,23 @@
-"""What every request to a leader passes: it answers only in its term, and learns what its store has lost."""
+"""What every request to a leader passes: it answers only in its term, takes no commits that it cannot write, and learns
+what its store has lost."""
 
 import logging
 from collections.abc import Callable
 
 from lanemq.broker.context import GroupContext
-from lanemq.broker.dispatch import Handler
-from lanemq.model.units import Epoch
+from lanemq.broker.dispatch import Handler, answer_code
+from lanemq.model.units import Epoch, Millis
 from lanemq.net.rate_limited_log import RateLimitedLog
 from lanemq.net.serving.peer import Peer
+from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.lane_fields import LANE_HIGHEST_EPOCH, LANE_TERM
 
 log = logging.getLogger(__name__)
 
+MAX_BEHIND_MS = Millis(500)
+"""How long the last write may take before commits are refused. Long: a fail-over forgets more of those that were taken
+and not written. A member whose commit is refused keeps its queue, so that the next owner repeats nothing."""
 MAX_DIGITS = 15
 """Of a term or an epoch that a member names. No cluster reaches so many, and the next ones must fit into 64 bits."""
 
@@ -45,6 +50,12 @@ class TermGate:
                 f"New owners get epochs above it",
             )
             self._context.locks.raise_floor(Epoch(epoch))
+        if request.code == RequestCode.UPDATE_CONSUMER_OFFSET:
+            behind = self._context.progress_keeper.behind(self._context.clock.now())
+            if behind > MAX_BEHIND_MS:
+                remark = f"the state takes no changes for {behind / 1000:.1f} s, so commits are not taken: commit again"
+                answer_code(peer, request, ResponseCode.SYSTEM_BUSY, remark)
+                return
         self._handler(peer, request)
 
 

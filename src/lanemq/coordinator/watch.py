@@ -31,6 +31,9 @@ log = logging.getLogger(__name__)
 
 CONFIRMED_QUEUES = "confirmed queues"
 """Name of a value in the state database."""
+NEW_OWNERS_WAIT = "new owners wait"
+"""Name of a value in the state database: for how many milliseconds a leader grants no queue to a new owner. It is 0
+once a leader has waited so long."""
 ROUND_SECONDS = 1.0
 """Between two looks at the masters. Long: after a fail-over, queues of killed members wait longer."""
 ROUTES_EVERY_MS = 30_000
@@ -107,6 +110,7 @@ class ClusterWatch:
 
     async def round(self) -> None:
         """One look at everything that is due."""
+        await self._end_wait()
         if self._is_due("entries", ENTRIES_EVERY_MS):
             await self.register()
         masters = masters_in(await self._link.info())
@@ -121,6 +125,13 @@ class ClusterWatch:
                     await self._save_confirmed()
                 self._warn_of_new_queues(topic)
         await asyncio.gather(*(self._at_master(name, master) for name, master in masters.items()))
+
+    async def _end_wait(self) -> None:
+        """Note that new owners need not wait any more, at the next leader either."""
+        if 0 < self._queues.grants_from <= self._context.clock.now():
+            state = self._context.state
+            await self._context.row_thread.call(lambda: state.put(NEW_OWNERS_WAIT, "0"))
+            self._queues.grants_from = Millis(0)
 
     # new queues
 

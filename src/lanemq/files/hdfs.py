@@ -66,7 +66,7 @@ class HdfsPath(RemotePath):
         try:
             self._write_and_rename(content, overwrite=False)
         except FileExistsError:
-            return self.read_bytes() == content
+            return self._has(content)
         return True
 
     def move(self, target: Self) -> None:

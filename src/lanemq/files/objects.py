@@ -80,7 +80,7 @@ class ObjectPath(RemotePath):
             try:
                 self._store.put(self.key, content, mode="create")
             except AlreadyExistsError:
-                return self.read_bytes() == content
+                return self._has(content)
         return True
 
     def move(self, target: Self) -> None:

@@ -3,13 +3,14 @@
 Invariant: a file exists completely or not at all, and is durable when the call returns.
 """
 
+import errno
 import os
 import shutil
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, TypeVar, cast
+from typing import IO, Any, Final, TypeVar, cast
 
 import msgspec
 
@@ -17,6 +18,9 @@ from lanemq.files.paths import RemotePath, StorePath
 from lanemq.model.errors import StateLost, StorageError
 
 S = TypeVar("S", bound=msgspec.Struct)
+
+_NO_LINKS: Final = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
+"""How file systems say that they have no hard links, such as FAT and some that run in user space."""
 
 
 def write_durably(path: StorePath, content: bytes) -> None:
@@ -44,16 +48,32 @@ def create(path: StorePath, content: bytes) -> bool:
     try:
         os.link(own, cast("Path", path))
     except FileExistsError:
-        return False
+        if not _is_linked(own, cast("Path", path)):
+            return False
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        raise StorageError(
+            f"{path} cannot be created: its file system has no hard links ({error.strerror}); choose a folder on "
+            f"another one, or an address of HDFS or an object store"
+        ) from error
     finally:
         own.unlink(missing_ok=True)
     sync(path.parent)
     return True
 
 
+def _is_linked(own: Path, path: Path) -> bool:
+    """Whether both are the same file: a network file system repeats a link whose answer was lost, and finds it."""
+    try:
+        return own.samefile(path)
+    except FileNotFoundError:
+        return False
+
+
 def _written_beside(path: Path, content: bytes) -> Path:
     """The content in a synced file with a name of its own."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    _make_folder(path.parent)
     own = path.parent / f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}"
     try:
         with own.open("xb") as file:
@@ -64,6 +84,14 @@ def _written_beside(path: Path, content: bytes) -> Path:
         own.unlink(missing_ok=True)
         raise
     return own
+
+
+def _make_folder(folder: Path) -> None:
+    """Make a folder and those above it, durably: a file in a folder that a power cut removes is gone too."""
+    if not folder.is_dir():
+        _make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        sync(folder.parent)
 
 
 def write_json(path: StorePath, value: msgspec.Struct) -> None:

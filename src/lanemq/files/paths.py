@@ -101,6 +101,13 @@ class RemotePath(ABC):
     def create(self, content: bytes) -> bool:
         """Like `put`, but False if the file is there with other content."""
 
+    def _has(self, content: bytes) -> bool:
+        """Whether the file has this content. False if it was removed since its creation was refused."""
+        try:
+            return self.read_bytes() == content
+        except FileNotFoundError:
+            return False
+
     @abstractmethod
     def move(self, target: Self) -> None:
         """Give a file another name; FileNotFoundError if it is missing. May replace the target."""

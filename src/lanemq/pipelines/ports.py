@@ -277,7 +277,7 @@ class Sink(ABC):
 
     all_at_once: bool = False
     """Whether after a crash the sink has all of a batch or nothing, and knows which. Only then a batch without dead
-    letters is written without a decision on disk first. Needs `applied`."""
+    letters is written without recording its rows first. Needs `applied`."""
     appends_only: bool = False
     """Whether the sink cannot merge rows."""
     widens: bool = False

@@ -54,7 +54,7 @@ def test_a_redrive_says_that_it_comes_late_and_is_shown_until_it_is_done(
         "the running pipeline applies decisions within a second"
         in run("pipeline", "dead-letters", "list", place).stdout
     )
-    assert "1 dead letter with a decision" in run("pipeline", "status", place).stdout
+    assert "1 dead letter with a request" in run("pipeline", "status", place).stdout
     again = run("pipeline", "dead-letters", "redrive", place, DEAD_LETTER)
     assert (again.exit_code, "redriven already" in again.stderr) == (1, True)
     rest = json.loads(run("pipeline", "dead-letters", "redrive", place, "--all", "--json").stdout)
@@ -64,7 +64,7 @@ def test_a_redrive_says_that_it_comes_late_and_is_shown_until_it_is_done(
         each["state"] for each in json.loads(run("pipeline", "dead-letters", "list", place, "--all", "--json").stdout)
     ]
     assert states == ["redriven"] * 3 + ["open"] * 3, "they failed again"
-    assert json.loads(run("pipeline", "status", place, "--json").stdout)["decided_dead_letters"] == 0
+    assert json.loads(run("pipeline", "status", place, "--json").stdout)["requested_dead_letters"] == 0
 
 
 def test_settled_notices_are_not_counted_with_what_waits(run: Run, tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_discard_first_only_reports_one_message_as_discarded(run: Run, tmp_path:
 def test_without_a_terminal_a_discard_needs_yes(run: Run, tmp_path: Path) -> None:
     refused = run("pipeline", "parked", "discard", str(tmp_path), "a")
     assert (refused.exit_code, "--yes" in refused.stderr) == (1, True)
-    assert "decided" not in run("pipeline", "parked", "list", str(tmp_path)).stdout
+    assert "requested" not in run("pipeline", "parked", "list", str(tmp_path)).stdout
 
 
 @pytest.mark.usefixtures("parked", "on_terminal")
@@ -75,24 +75,24 @@ def test_without_a_terminal_a_discard_needs_yes(run: Run, tmp_path: Path) -> Non
 def test_on_a_terminal_a_discard_shows_the_keys_and_asks(run: Run, tmp_path: Path, answer: str, code: int) -> None:
     asked = run("pipeline", "parked", "discard", str(tmp_path), "a", stdin=f"{answer}\n")
     assert (asked.exit_code, "reason" in asked.stderr) == (code, True)
-    assert ("decided" in run("pipeline", "parked", "list", str(tmp_path)).stdout) is (code == 0)
+    assert ("requested" in run("pipeline", "parked", "list", str(tmp_path)).stdout) is (code == 0)
 
 
 @pytest.mark.usefixtures("parked")
 def test_a_pending_decision_is_shown(run: Run, tmp_path: Path) -> None:
     place = str(tmp_path)
     before = run("pipeline", "parked", "list", place).stdout
-    assert "decided" not in before
+    assert "requested" not in before
     assert run("pipeline", "parked", "discard", place, "a", "--first-only", "--yes").exit_code == 0
     listed = run("pipeline", "parked", "list", place).stdout
     assert "discard --first-only" in listed
     assert "the running pipeline applies decisions within a second, otherwise its next start does" in listed
     found = json.loads(run("pipeline", "parked", "list", place, "--json").stdout)
-    assert {each["key"]: each["decided"] for each in found} == {"a": "discard_first", "b": None}
-    assert "1 key with a decision" in run("pipeline", "status", place).stdout
+    assert {each["key"]: each["requested"] for each in found} == {"a": "discard_first", "b": None}
+    assert "1 key with a request" in run("pipeline", "status", place).stdout
     assert run("pipeline", "parked", "redrive", place, "--all").exit_code == 0
     status = json.loads(run("pipeline", "status", place, "--json").stdout)
-    assert status["decided_lanes"] == {"a": "redrive", "b": "redrive"}
+    assert status["requested_lanes"] == {"a": "redrive", "b": "redrive"}
 
 
 def test_a_decision_is_no_longer_shown_once_it_is_applied(
@@ -101,7 +101,7 @@ def test_a_decision_is_no_longer_shown_once_it_is_applied(
     run("pipeline", "parked", "redrive", str(tmp_path), "b")
     parked.process_retry_pass()
     found = json.loads(run("pipeline", "parked", "list", str(tmp_path), "--json").stdout)
-    assert {each["key"]: each["decided"] for each in found} == {"a": None, "b": None}
+    assert {each["key"]: each["requested"] for each in found} == {"a": None, "b": None}
 
 
 @pytest.mark.usefixtures("parked")

@@ -27,6 +27,17 @@ def test_a_leader_with_a_higher_term_is_followed() -> None:
     assert (coordination.address, coordination.term) == (ONE, 6)
 
 
+def test_a_member_that_hears_of_another_leader_reports_again_there_whoever_said_it() -> None:
+    """A name server, or the former leader itself, whose answer comes before any doubt."""
+    coordination = known()
+    assert not coordination.changed, "the first one has lost nothing"
+    coordination.found(Leader(TWO, 5))
+    assert not coordination.changed
+    coordination.found(Leader(ONE, 6))
+    assert coordination.changed
+    assert coordination.doubted.is_set()
+
+
 def test_an_answer_of_a_lower_term_is_ignored_and_makes_the_member_look() -> None:
     coordination = known()
     assert not coordination.answered(4)

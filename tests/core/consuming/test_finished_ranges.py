@@ -263,6 +263,18 @@ def test_filtered_messages_are_finished_once_a_later_message_has_arrived() -> No
     assert scheduler[Q].finished_ranges().ranges() == [(1, 6)]
 
 
+def test_a_repeat_that_is_left_out_is_the_newest_finished_message() -> None:
+    """Nothing finished is above its mark: if the log loses the repeat, its offset gets a new message."""
+    scheduler: LaneScheduler[Msg] = LaneScheduler(LaneOptions(policy=HoldKey(), run_limit=1))
+    scheduler.add(Q, QueueOffset(0), usable_until=NO_LEASE_NEEDED, keeps_newest=True)
+    scheduler[Q].leave_out([Msg(2), Msg(3)])
+    assert scheduler.put(Q, [Msg(0), Msg(1)], QueueOffset(4), pulled_from=QueueOffset(0))
+    run = scheduler.next_run(now=Millis(0))
+    assert isinstance(run, LaneRun)
+    scheduler.finish(run, DONE, now=Millis(0))
+    assert scheduler[Q].newest_finished == Msg(3)
+
+
 def test_with_the_whole_queue_in_order_there_are_no_finished_ranges_and_none_are_taken_over() -> None:
     scheduler: LaneScheduler[Msg] = LaneScheduler(LaneOptions(order=Order.QUEUE, run_limit=1))
     scheduler.add(Q, QueueOffset(0), usable_until=NO_LEASE_NEEDED, finished=FinishedRanges.of([(1, 2)]))

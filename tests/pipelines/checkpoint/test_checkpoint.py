@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from lanemq.files import write_durably
 from lanemq.model.errors import CheckpointInUse, InvalidOption, StateLost, UsageError
 from lanemq.model.queue import MessageQueue
 from lanemq.pipelines.batches import (
@@ -26,6 +27,7 @@ from lanemq.pipelines.checkpoint.checkpoint import (
     epoch_of,
     holder_of,
     identity_of,
+    need_identity,
 )
 
 HOLD = """
@@ -146,6 +148,18 @@ def test_a_partly_deleted_checkpoint_is_refused_and_says_which_file_is_missing(
     for _ in range(2):
         with pytest.raises(StateLost, match=rf"part of checkpoint .* deleted: {missing} is missing, although {proof}"):
             Checkpoint(tmp_path, "orders")
+
+
+@pytest.mark.parametrize("runs", ["epoch", "epochs/000000000001"])
+def test_a_checkpoint_of_an_earlier_version_is_refused_as_one(tmp_path: Path, runs: str) -> None:
+    """Nothing of it was deleted, so a copy would not help."""
+    Checkpoint(tmp_path, "orders").close()
+    used_by_spark(tmp_path, planned=2, done=1)
+    shutil.rmtree(tmp_path / "lanemq" / "log")
+    write_durably(tmp_path / "lanemq" / runs, b"1 7")
+    for look in (lambda: Checkpoint(tmp_path, "orders"), lambda: need_identity(tmp_path)):
+        with pytest.raises(UsageError, match=r"written by an earlier version of LaneMQ.*continue with that version"):
+            look()
 
 
 def test_a_checkpoint_without_its_own_folder_may_be_another_query_s_or_partly_deleted(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from tests.pipelines.fakes import FakeSink, FakeStage, rows_of
 from tests.pipelines.stages.cdc.replica_fixture import Frame, messages
 from tests.pipelines.stages.transitions.pipeline_fixture import FakeFrame, FakeSpark, Sent, arrow, never
 
-from lanemq.files import StorePath, write_durably
+from lanemq.files import StorePath, create, write_durably
 from lanemq.files.objects import ObjectPath
 from lanemq.model.errors import OrderError, SinkFenced, StateLost, UsageError
 from lanemq.pipelines import (
@@ -32,6 +32,7 @@ from lanemq.pipelines import (
     Transitions,
 )
 from lanemq.pipelines.batches import Batch, batch_number
+from lanemq.pipelines.checkpoint import run_log
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint, run_log_folder, stage_folder
 from lanemq.pipelines.checkpoint.run_log import RunLog, read_log
 from lanemq.pipelines.checkpoint.unit_record import UNIT, unit_in
@@ -397,9 +398,35 @@ def test_of_two_runs_only_the_newest_decides(tmp_path: Path) -> None:
     older, newer = units(tmp_path, 3), units(tmp_path, 4)
     with pytest.raises(SinkFenced):
         older.record(Batch("q", 7, 3 << 32), results(tmp_path / "a", 1, "one"), END, decide=True, whole=False)
-    assert list((tmp_path / "decided").iterdir()) == []
     mine = newer.record(Batch("q", 7, 4 << 32), results(tmp_path / "b", 2, "two"), END, decide=True, whole=False)
     assert (mine.state, mine.outputs.table()["n"].to_pylist()) == ("two", ["2"])
+    assert units(tmp_path, 5).last == 7
+    assert len(list((tmp_path / "decided").iterdir())) == 1, "a start removes what the older run had written"
+
+
+def test_a_run_that_opens_late_removes_no_rows_of_the_run_that_replaced_it(tmp_path: Path) -> None:
+    """On a remote store a start may hang while another one decides a batch, whose rows nothing else has."""
+    batch = Batch("q", 7, 4 << 32)
+    late = Units(RunLog(tmp_path / "log", lambda runs: 3 << 32), tmp_path / "decided")
+    newer = units(tmp_path, 4)
+    newer.record(batch, results(tmp_path / "a", 1), END, decide=True, whole=False)
+    with pytest.raises(SinkFenced, match="replaced by run 4"):
+        late.open(lambda unit: False)
+    found = newer.decided(batch, StructType([StructField("n", StringType())]), END)
+    assert found.outputs.table()["n"].to_pylist() == ["1"]
+
+
+def test_a_decision_whose_answer_is_lost_is_completed_by_the_next_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run takes it for a refusal, because the next one has removed the entry before it could be read again."""
+    batch, made, older = Batch("q", 7, 3 << 32), results(tmp_path / "a", 1), units(tmp_path, 3)
+    with monkeypatch.context() as lost:
+        lost.setattr(run_log, "create", lambda path, content: create(path, content) and False)
+        with pytest.raises(SinkFenced):
+            older.record(batch, made, END, decide=True, whole=False)
+    found = units(tmp_path, 4).decided(batch, made.outputs.schema, END)
+    assert found.outputs.table()["n"].to_pylist() == ["1"]
 
 
 def test_a_decided_unit_keeps_its_own_files_and_what_a_crash_left_is_removed(tmp_path: Path) -> None:

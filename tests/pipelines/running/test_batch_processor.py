@@ -167,6 +167,23 @@ def test_retry_passes_have_unique_numbers_across_runs(fixture: ProcessorFixture)
     assert len(fixture.sink.rows) == 2
 
 
+def test_the_number_of_a_retry_pass_is_given_to_no_other(fixture: ProcessorFixture) -> None:
+    """The dead-letter sink has the first pass, and the sink neither: it would take the third for a repetition."""
+    fixture.sink.all_at_once = True
+    fixture.sink.numbers.append(batch_number(4))
+    first, third = (Results(rows_of(), rows_of(("t", 0, at, "k")), state=str(at)) for at in (5, 7))
+    fixture.stage.waiting += [first, Results(rows_of(ROW), state="6"), third]
+    processor = fixture.start()
+    processor.process_retry_pass(4)
+    fixture.sink.before_write = power_cut
+    with pytest.raises(OSError, match="power cut"):
+        processor.process_retry_pass(4)
+    fixture.sink.before_write = nothing
+    fixture.start().process_retry_pass(4)
+    assert fixture.dead.numbers == [batch_number(4, 1), batch_number(4, 2)]
+    assert [5 in row or 7 in row for row in fixture.dead.rows] == [True, True]
+
+
 def test_a_retry_pass_with_nothing_to_do_uses_no_number(fixture: ProcessorFixture) -> None:
     processor = fixture.start()
     assert [processor.process_retry_pass(4) for _ in range(3)] == [None, None, None]

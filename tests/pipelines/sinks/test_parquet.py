@@ -1,4 +1,4 @@
-"""The Parquet sink: the file of a batch is staged, committed by a fenced file, and moved to its place."""
+"""The Parquet sink: the file of a batch is staged, committed by an entry of a log, and moved to its place."""
 
 import re
 from pathlib import Path
@@ -9,10 +9,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 from tests.pipelines.sinks.targets import CHANGES, EVENTS, KEYED, QUERY, Died, ParquetTarget, dies_at, named
 
-from lanemq.files import files_below, write_durably
+from lanemq.files import create, files_below, write_durably
 from lanemq.model.errors import InvalidOption, SinkFenced
 from lanemq.pipelines.batches import Batch
 from lanemq.pipelines.ports import Append, SinkRun
+from lanemq.pipelines.sinks.parquet import ParquetSink
 
 
 @pytest.fixture
@@ -76,6 +77,43 @@ def test_files_of_a_replaced_run_are_removed(target: ParquetTarget) -> None:
     assert len(list(staged.iterdir())) == 1
     target.opened(epoch=2)
     assert list(staged.iterdir()) == []
+
+
+def test_a_run_that_opens_late_removes_no_file_of_the_run_that_replaced_it(
+    target: ParquetTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a remote store a start may hang while another one writes: its file is committed and not in its place yet."""
+    late, place = target.make(), ParquetSink._place
+
+    def write_in_between(sink: ParquetSink, run: SinkRun) -> None:
+        place(sink, run)
+        if sink is late:
+            newer = target.opened(epoch=2)
+            monkeypatch.setattr(ParquetSink, "_place", lambda *args: None)
+            newer.write(target.batch_rows(a=[1]), named(2, 0))
+            monkeypatch.setattr(ParquetSink, "_place", place)
+
+    monkeypatch.setattr(ParquetSink, "_place", write_in_between)
+    with pytest.raises(SinkFenced, match=r"run 1 .* replaced by run 2"):
+        late.open(SinkRun(None, QUERY, 1, EVENTS, Append()))  # type: ignore[arg-type]
+    target.opened(epoch=3)
+    assert target.numbers() == [1]
+
+
+def test_a_commit_whose_answer_is_lost_is_placed_by_the_next_run(
+    target: ParquetTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run takes it for a refusal, because the next one has removed the entry before it could be read again."""
+    older = target.opened(epoch=1)
+    with monkeypatch.context() as lost:
+        lost.setattr(
+            "lanemq.pipelines.checkpoint.run_log.create", lambda path, content: create(path, content) and False
+        )
+        with pytest.raises(SinkFenced):
+            older.write(target.batch_rows(a=[1]), named(1, 0))
+    newer = target.opened(epoch=2)
+    assert not newer.write(target.batch_rows(a=[1]), named(2, 0))
+    assert target.numbers() == [1]
 
 
 @pytest.mark.parametrize("step", ["staged", "committed", "placed"])

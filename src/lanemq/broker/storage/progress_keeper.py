@@ -73,6 +73,8 @@ class ProgressKeeper:
         self._unsaved: list[tuple[ProgressChange, Callable[[], None]]] = []
         self._waiting: list[Saved] = []
         self._writing = False
+        self._behind_since: Millis | None = None
+        """When the first write began that has not succeeded since."""
         self._offsets_at = Millis(clock.now() + OFFSETS_EVERY_MS)
         """When offsets are written next."""
 
@@ -134,6 +136,10 @@ class ProgressKeeper:
             self.save((change,), nothing)
         return forgotten
 
+    def behind(self, now: Millis) -> Millis:
+        """For how long the last write has not come to an end, or writes have failed; 0 if all is well."""
+        return Millis(0 if self._behind_since is None else now - self._behind_since)
+
     def tick(self, now: Millis) -> None:
         if not self._writing and now >= self._offsets_at and (self._unsaved or self.table.has_unsaved):
             self._write()
@@ -147,10 +153,12 @@ class ProgressKeeper:
         now, changes, waiting = self._clock.now(), [change for change, _ in self._unsaved], self._waiting
         rows = self.table.take_unsaved(MAX_OFFSETS) if now >= self._offsets_at else []
         self._waiting, self._writing = [], True
+        self._behind_since = now if self._behind_since is None else self._behind_since
 
         def written(_: object, error: StorageError | None) -> None:
             self._writing = False
             if error is None:
+                self._behind_since = None
                 on_disk, self._unsaved = self._unsaved[: len(changes)], self._unsaved[len(changes) :]
                 if rows and len(rows) < MAX_OFFSETS:
                     self._offsets_at = Millis(now + OFFSETS_EVERY_MS)

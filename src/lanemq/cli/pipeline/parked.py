@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from lanemq.pipelines.operate.parked import HeldLane, ParkedLanes
 
 
-_DECIDED = {"redrive": "redrive", "discard": "discard", "discard_first": "discard --first-only"}
+_REQUESTED = {"redrive": "redrive", "discard": "discard", "discard_first": "discard --first-only"}
 
 
 @click.group(cls=InOrder)
@@ -45,18 +45,18 @@ def list_lanes(place: str, name: str | None, held: bool, as_json: bool) -> None:
     """List keys that wait for an operator."""
     lanes = parked_lanes_at(place, name)
     keys = lanes.keys(held=held)
-    decided = any(key.decided for key in keys)
+    requested = any(key.requested for key in keys)
     rows = [
         (key.key, key.state, key.messages, key.failures, key.since, key.reason)
-        + ((_DECIDED.get(key.decided or ""),) if decided else ())
+        + ((_REQUESTED.get(key.requested or ""),) if requested else ())
         for key in keys
     ]
-    columns = ("key", "state", "messages", "failures", "since", "reason", *(("decided",) if decided else ()))
+    columns = ("key", "state", "messages", "failures", "since", "reason", *(("requested",) if requested else ()))
     show(
         as_json,
         lambda: keys,
         Grid(columns, rows, "no key waits for an operator"),
-        *([APPLIED_LATER] if decided else []),
+        *([APPLIED_LATER] if requested else []),
     )
 
 

@@ -63,11 +63,11 @@ def _lines(found: "PipelineStatus") -> Iterator[str]:
     unfinished = f", batch {found.unfinished_batch} is unfinished" if found.unfinished_batch is not None else ""
     yield f"last batch {'none' if found.batch is None else found.batch}{unfinished}"
     yield ", ".join(f"{plural(n, 'key')} {why}" for why, n in found.waiting_lanes.items()) or "no key is held or parked"
-    if found.decided_lanes:
-        yield f"{plural(len(found.decided_lanes), 'key')} with a decision: {APPLIED_LATER}"
+    if found.requested_lanes:
+        yield f"{plural(len(found.requested_lanes), 'key')} with a request: {APPLIED_LATER}"
     yield _dead_letters(found.dead_letters)
-    if found.decided_dead_letters:
-        yield f"{plural(found.decided_dead_letters, 'dead letter')} with a decision: {APPLIED_LATER}"
+    if found.requested_dead_letters:
+        yield f"{plural(found.requested_dead_letters, 'dead letter')} with a request: {APPLIED_LATER}"
     yield from (misfits.line(column) for column, misfits in found.misfits.items())
     yield f"lag {UNKNOWN if found.lag is None else _lag(found.lag, found.lag_seconds)}"
     if found.deleted_unread:

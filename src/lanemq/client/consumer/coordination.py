@@ -32,6 +32,8 @@ class Coordination:
         """Whether the name servers were asked."""
         self.doubted = asyncio.Event()
         """Set while the coordinator is away, or does not lead any more."""
+        self.changed = False
+        """Whether another coordinator leads, or the same one with another term, and nothing was done about it yet."""
 
     def found(self, leader: Leader | None) -> bool:
         """Takes the answer of the name servers, or of a coordinator that does not lead; whether that is news.
@@ -47,6 +49,9 @@ class Coordination:
         self.known = True
         if leader is None or leader.term < self.term or (leader.address, leader.term) == (self.address, self.term):
             return False
+        if self.address is not None:
+            self.changed = True
+            self.doubted.set()
         self.address, self.term = leader.address, leader.term
         return True
 

@@ -211,7 +211,7 @@ class ConsumerEngine:
             self.rebalancer.run(self.started.set),
             self.heartbeat.run(),
             self.leases.run(),
-            LeaderSearch(self._calls, self.leases, self.heartbeat.send_again_to, self._trigger.now).run(),
+            LeaderSearch(self._calls, self.leases, self.heartbeat.send_again_to, self._leader_changed).run(),
             *self.progress.loops(),
             OverdueRuns(self.options, self.subscriptions, self.dead_letters).run(),
         ]
@@ -287,6 +287,12 @@ class ConsumerEngine:
         for topic in self.subscriptions:
             self._routes.unreachable(topic)
         self._trigger.soon()
+
+    def _leader_changed(self) -> None:
+        """Reports all offsets again: the former coordinator may have lost the last ones, and may be frozen, so that its
+        connection was not lost."""
+        self.progress.report_again(COORDINATOR)
+        self._trigger.now()
 
     def _unreachable(self, topic: str) -> None:
         """Looks soon where the brokers of a topic are: the name servers may know a new master late."""

@@ -192,7 +192,7 @@ def pipeline_rows(pipeline: PipelineNow, now: Snapshot) -> Iterator[WaitingRow]:
             reason=lane.reason,
             key_link=link if key is not None else pipeline_link(pipeline.number),
             link=link if key is not None else pipeline_link(pipeline.number),
-            asked=(lane.decided or "").replace("_", " "),
+            asked=(lane.requested or "").replace("_", " "),
         )
 
 

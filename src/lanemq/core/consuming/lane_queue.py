@@ -90,7 +90,7 @@ class LaneQueue(RunPermit, Generic[M]):
         self._unfinished = UnfinishedOffsets()
         self._keeps_newest = keeps_newest
         self.newest_finished: M | None = None
-        """The finished message with the highest offset, if that is kept."""
+        """The finished message with the highest offset, if that is kept. A repeat that was left out is finished too."""
         # Manual commit: messages that ran, or were sent back to the broker, and are not committed.
         self._uncommitted: list[M] = []
         self._sent_back: list[M] = []
@@ -185,11 +185,12 @@ class LaneQueue(RunPermit, Generic[M]):
             return messages, ranges.past(next_offset)
         return [m for m in messages if m.queue_offset not in ranges], ranges.past(next_offset)
 
-    def leave_out(self, offsets: Sequence[int]) -> None:
-        """Counts offsets above the last pull as finished: their messages are repeats. A queue that is one lane has no
+    def leave_out(self, repeats: Sequence[M]) -> None:
+        """Counts messages above the last pull as finished, because they are repeats. A queue that is one lane has no
         finished ranges, so its next owner compares them again."""
         if self.order is Order.KEY:
-            self._ranges = self._ranges.joined(FinishedRanges.of_offsets(offsets))
+            self._ranges = self._ranges.joined(FinishedRanges.of_offsets([each.queue_offset for each in repeats]))
+        self._note_newest(repeats)
 
     # runs end
 
@@ -267,16 +268,19 @@ class LaneQueue(RunPermit, Generic[M]):
     def finish(self, done: Sequence[M]) -> None:
         """Counts messages as finished: they ran, or the broker has them."""
         self._unfinished.finish(done)
-        if self._keeps_newest and done:
-            newest, known = max(done, key=_offset_of), self.newest_finished
-            if known is None or newest.queue_offset > known.queue_offset:
-                self.newest_finished = newest
+        self._note_newest(done)
         if len(self.failures) > self._forget_failures_at:
             self._forget_failures()
         if self.alone:
             self.alone.difference_update(map(_offset_of, done))
         if self._unfinished.finished_count > FOLD_AT:  # a key stuck for hours must not cost memory per message
             self._unfinished.forget_finished()
+
+    def _note_newest(self, done: Sequence[M]) -> None:
+        if self._keeps_newest and done:
+            newest, known = max(done, key=_offset_of), self.newest_finished
+            if known is None or newest.queue_offset > known.queue_offset:
+                self.newest_finished = newest
 
     def _forget_failures(self) -> None:
         """Forgets the failures of messages that are finished. Doing so for every message would cost all lanes time."""

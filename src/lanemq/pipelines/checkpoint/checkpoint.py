@@ -4,7 +4,6 @@
     <checkpoint>/dead_letters             dead letters, unless the pipeline declares a sink for them
     <checkpoint>/lanemq/                  the pipeline's own part
         pipeline.json                     the identity
-        declaration                       a hash of the declaration that the last start accepted
         lock                              on a local disk: the running process
         log/<n>                           the runs, and what they have recorded: declaration, queues, the last unit of
                                           work with the stage's state; see run_log.py and units.py
@@ -165,12 +164,14 @@ def declaration_of(folder: StorePath) -> str | None:
 
 
 def need_identity(folder: StorePath) -> CheckpointIdentity:
-    """Like `identity_of`, but `UsageError` if there was no start."""
+    """Like `identity_of`, but `UsageError` if there was no start, or none by a version that this one understands."""
     known = identity_of(folder)
     if known is None:
         raise UsageError(
             f"{folder} is not a checkpoint of a pipeline: it was never started, or its checkpoint is another folder"
         )
+    if not read_log(run_log_folder(folder)).runs.epochs:
+        _refuse_earlier_layout(folder)
     return known
 
 
@@ -202,6 +203,7 @@ def _refuse_parts(folder: StorePath, identified: bool) -> None:
     if not identified and read_log(run_log_folder(folder)).runs.epochs and identity_of(folder) is None:
         missing, proof = f"{OWN_FOLDER}/pipeline.json", f"{OWN_FOLDER}/log is there"
     elif identified and planned is not None and not read_log(run_log_folder(folder)).runs.epochs:
+        _refuse_earlier_layout(folder)
         missing, proof = f"{OWN_FOLDER}/log", f"batch {planned} was planned"
     elif identified and done is not None and (planned is None or planned < done):
         missing, proof = f"offsets/{done}", f"batch {done} is done"
@@ -215,6 +217,15 @@ def _refuse_parts(folder: StorePath, identified: bool) -> None:
         f"part of checkpoint {folder} was deleted: {missing} is missing, although {proof}. Restore the whole folder "
         f"from one copy, or begin with an empty checkpoint and an empty sink"
     )
+
+
+def _refuse_earlier_layout(folder: StorePath) -> None:
+    """`UsageError` if the checkpoint has its runs where LaneMQ kept them before there was a log."""
+    if any((folder / OWN_FOLDER / name).exists() for name in ("epoch", "epochs")):
+        raise UsageError(
+            f"checkpoint {folder} was written by an earlier version of LaneMQ, whose files this one cannot read: "
+            f"continue with that version, or begin with an empty checkpoint and an empty sink"
+        )
 
 
 def epoch_of(folder: StorePath) -> int:

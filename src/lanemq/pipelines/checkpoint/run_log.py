@@ -123,7 +123,7 @@ class RunLog:
         by = f" by run {run_name(newest)}" if newest != self.epoch else ""
         return SinkFenced(
             f"run {run_name(self.epoch)} of the pipeline with its log in {self.folder} was replaced{by}: the older run "
-            f"may decide nothing more; stop it"
+            f"may record nothing more; stop it"
         )
 
 

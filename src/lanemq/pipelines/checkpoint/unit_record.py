@@ -43,6 +43,8 @@ class UnitRecord(msgspec.Struct, frozen=True):
     """The stage's state before the unit."""
     state: str
     """The stage's state after it."""
+    previous: int | None = None
+    """The number of the last unit before it that counts; None if none was recorded."""
     end: dict[str, dict[str, int]] = {}
     """Where the batch ended, as Spark planned it; empty for a retry pass."""
     decided: DecidedRows | None = None

@@ -15,7 +15,7 @@ stage's state before the unit and after it. Which of the two counts is known wit
     lanemq/decided/<folder>/…     the rows of a decided unit; links to the stage's files where possible
 
 Invariants: a decided unit is completed and never computed again; it is never used for other messages, which Spark plans
-under the same number if its own record of the batch was lost.
+under the same number if its own record of the batch was lost; the number of a unit that counts is given to no other.
 """
 
 import os
@@ -25,10 +25,11 @@ from typing import Final
 
 import msgspec
 import pyarrow.parquet as pq
+from msgspec.structs import replace
 from pyspark.sql.types import StructType
 
 from lanemq.files import Output, StorePath, arrow_source, copy, remove_tree, sync
-from lanemq.model.errors import SinkFenced, StateLost, UsageError
+from lanemq.model.errors import StateLost, UsageError
 from lanemq.pipelines.batches import Batch, run_name
 from lanemq.pipelines.checkpoint.run_log import RunLog
 from lanemq.pipelines.checkpoint.unit_record import UNIT, DecidedFile, DecidedRows, UnitRecord, pack_unit, unit_in
@@ -49,33 +50,32 @@ class Units:
         self._log = log
         self._folder = folder
         self._grows = grows
-        self._last: UnitRecord | None = None
+        self.pending: UnitRecord | None = None
+        """The unit that is decided, if the sinks may not have all of it."""
+        self.last: int | None = None
+        """The number of the last unit that counts; None if none was recorded."""
         self.state = ""
-        """The stage's state that counts; empty before the first unit that has one."""
+        """The stage's state after it; empty before the first unit that has one."""
 
     def open(self, is_over: Callable[[UnitRecord], bool]) -> None:
         """Find out which state counts. `is_over`: whether the sink has the unit, or Spark will not ask for it again."""
         unit = unit_in(self._log.records)
         if unit is not None:
-            self._last, self.state = unit, unit.state
-            if is_over(unit):
+            over = is_over(unit)
+            self.last, self.state = (unit.number, unit.state) if over or unit.counts else (unit.previous, unit.before)
+            self.pending = None if unit.decided is None else unit
+            if over:
                 self.complete()
-            elif not unit.counts:
-                self._last, self.state = None, unit.before
+        self._remove_unused()
+
+    def _remove_unused(self) -> None:
+        """Remove rows that are of no decided unit. A newer run may have begun, whose rows must stay."""
         used = "" if self.pending is None or self.pending.decided is None else self.pending.decided.folder
-        for path in self._folder.iterdir() if self._folder.is_dir() else ():
+        there = list(self._folder.iterdir()) if self._folder.is_dir() else []
+        self._log.refuse_if_replaced()  # so no newer run had begun when the folder was listed
+        for path in there:
             if path.name != used:
                 remove_tree(path)
-
-    @property
-    def last(self) -> int | None:
-        """The number of the last unit that counts; None if none was recorded."""
-        return None if self._last is None else self._last.number
-
-    @property
-    def pending(self) -> UnitRecord | None:
-        """The unit that is decided, if the sinks may not have all of it."""
-        return self._last if self._last is not None and self._last.decided is not None else None
 
     def record(self, batch: Batch, results: Results, end: OffsetJson, *, decide: bool, whole: bool) -> Results:
         """Record a unit, if there is something to record; returns its results, in files that stay if it is decided.
@@ -86,15 +86,14 @@ class Units:
             return results
         decided = self._write_rows(batch, results) if decide else None
         state = results.state or self.state
-        unit = UnitRecord(batch.number, batch.epoch, self.state, state, end, decided, whole)
-        try:
-            self._log.record(UNIT, pack_unit(unit))
-        except SinkFenced:
-            if decided is not None:
-                remove_tree(self._folder / decided.folder)
-            raise
-        self._last, self.state = unit, state
-        return results if decided is None else self.decided(batch, results.outputs.schema, end)
+        unit = UnitRecord(batch.number, batch.epoch, self.state, state, self.last, end, decided, whole)
+        # If this fails, the rows stay: the entry may be there nevertheless, and the next run completes the unit.
+        self._log.record(UNIT, pack_unit(unit))
+        self.last, self.state = unit.number, state
+        if decided is None:
+            return results
+        self.pending = unit
+        return self.decided(batch, results.outputs.schema, end)
 
     def decided(self, batch: Batch, schema: StructType, end: OffsetJson) -> Results:
         """The results of the decided unit. `StateLost` if it concerns other messages than Spark planned."""
@@ -117,8 +116,8 @@ class Units:
         unit = self.pending
         if unit is None or unit.decided is None:
             return
-        self._last = UnitRecord(unit.number, unit.epoch, "", unit.state, unit.end, None, whole=True)
-        self._log.record(UNIT, pack_unit(self._last))
+        self._log.record(UNIT, pack_unit(replace(unit, before="", decided=None, whole=True)))
+        self.pending = None
         remove_tree(self._folder / unit.decided.folder)
 
     def _write_rows(self, batch: Batch, results: Results) -> DecidedRows:

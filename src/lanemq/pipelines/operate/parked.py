@@ -49,8 +49,8 @@ class WaitingKey(msgspec.Struct, frozen=True):
     since: datetime
     retry_at: datetime | None
     """Time of the next retry; None if an operator, or a missing message, must come first."""
-    decided: str | None
-    """What a person has asked for, and the pipeline has not done yet."""
+    requested: str | None
+    """What a person has requested, and the pipeline has not done yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +86,12 @@ class LaneState:
     """Its timers, the earliest first. One that failed is not among them: it waits in `held`."""
 
 
-def waiting_key(lane: HeldLane, decided: str | None = None) -> WaitingKey:
-    """A lane as lists show it. `decided`: what was requested for it."""
+def waiting_key(lane: HeldLane, requested: str | None = None) -> WaitingKey:
+    """A lane as lists show it. `requested`: what was requested for it."""
     why, count = lane.why.value, len(lane.messages)
-    return WaitingKey(lane.lane, lane.shard, why, lane.reason, count, lane.failures, lane.since, lane.retry_at, decided)
+    return WaitingKey(
+        lane.lane, lane.shard, why, lane.reason, count, lane.failures, lane.since, lane.retry_at, requested
+    )
 
 
 class ParkedLanes:

@@ -59,9 +59,9 @@ class PipelineStatus(msgspec.Struct, frozen=True):
     """The batch that was begun after it."""
     waiting_lanes: dict[str, int]
     """The number of keys by the reason for which they wait: `parked`, `held` or `gap`."""
-    decided_lanes: dict[str, str]
-    """Keys about which a person has decided something that the pipeline has not done yet."""
-    decided_dead_letters: int
+    requested_lanes: dict[str, str]
+    """Keys about which a person has requested something that the pipeline has not done yet."""
+    requested_dead_letters: int
     dead_letters: DeadLetterCount
     misfits: dict[str, ColumnMisfits]
     """Values that `LastState` replaced by null, by column."""
@@ -103,8 +103,8 @@ def read_status(
         batch=done,
         unfinished_batch=planned if planned != done else None,
         waiting_lanes=counts_of(keys),
-        decided_lanes={key.key: key.decided for key in keys if key.decided is not None},
-        decided_dead_letters=len(Redrives(stage_folder(folder)).pending_dead_letters()),
+        requested_lanes={key.key: key.requested for key in keys if key.requested is not None},
+        requested_dead_letters=len(Redrives(stage_folder(folder)).pending_dead_letters()),
         dead_letters=count_dead_letters(folder),
         misfits=read_misfits(stage_folder(folder)),
         queues=tuple(PipelineQueue(queue.topic, queue.broker, queue.queue_id, at[queue]) for queue in sorted(at)),

@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 from pyspark.sql.types import StructType
 
 from lanemq.files import Output, StorePath, is_address, locate, move, sync, write_durably
-from lanemq.model.errors import InvalidOption, SinkFenced
+from lanemq.model.errors import InvalidOption
 from lanemq.pipelines.batches import Batch, Runs
 from lanemq.pipelines.checkpoint.run_log import RunLog, read_log, shut_runs_out
 from lanemq.pipelines.parquet_encoding import dictionary_columns
@@ -92,8 +92,7 @@ class ParquetSink(ExactSink):
         self._committed = _committed(self._log.records)
         self._reached = None if self._committed is None else self._committed.batch
         self._place(run)
-        for left in self._staged(run.query).glob("*"):
-            left.unlink(missing_ok=True)
+        self._remove_staged(run)
 
     def applied(self, query: str, settings: Mapping[str, str]) -> int | None:
         self._reach(settings)
@@ -117,14 +116,10 @@ class ParquetSink(ExactSink):
             return False
         name = f"part-{_mark(run.query)}-{batch.number:015}-{os.urandom(4).hex()}.parquet" if rows.count() else ""
         staged = self._staged(run.query) / name
-        try:
-            if name:
-                self._stage(rows, staged, run)
-            self._commit(CommittedBatch(batch.number, name), run)
-        except SinkFenced:
-            if name:
-                staged.unlink(missing_ok=True)
-            raise
+        if name:
+            self._stage(rows, staged, run)
+        # If this fails, the file stays: the entry may be there nevertheless, and the next run places the file.
+        self._commit(CommittedBatch(batch.number, name), run)
         self._place(run)
         return True
 
@@ -173,6 +168,14 @@ class ParquetSink(ExactSink):
         with suppress(FileNotFoundError):  # another run has moved it
             move(staged, self.path / self._committed.file)
         sync(self.path)
+
+    def _remove_staged(self, run: SinkRun) -> None:
+        """Remove what former runs did not commit. A newer run may have begun, whose file must stay."""
+        assert self._log is not None, "the sink is open"
+        there = list(self._staged(run.query).glob("*"))
+        self._log.refuse_if_replaced()  # so no newer run had begun when the folder was listed
+        for path in there:
+            path.unlink(missing_ok=True)
 
     # Who may write.
 

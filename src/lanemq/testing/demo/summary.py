@@ -92,8 +92,8 @@ def _print_commands(run: DemoRun, verdicts: Verdicts, console: Console) -> None:
         _about_redelivery(_redelivered(verdicts)),
         f"the table: {table_folder(run.folder)} (Delta)",
         f"check the histories again: {command} check {run.history} --drained --foreign-members",
-        f"  (it prints `finished 0` for {PIPELINE_GROUP} and pipeline-orders: they are the pipeline, which calls no "
-        f"handler; its rows were compared above)",
+        f"  (it does not judge {PIPELINE_GROUP}, the group in which the pipeline commits offsets: it calls no handler, "
+        f"and the rows were compared above)",
         f"the same broker again: {command} broker --data {run.folder / 'data'} --listen {run.address}",
         f"while it runs, the pipeline's batches, lanes and lag: "
         f"{command} pipeline status {checkpoint_folder(run.folder)}",

@@ -185,6 +185,12 @@ def test_after_a_restart_only_who_led_before_can_tell() -> None:
     assert not is_complete(Sight(ROW, "new"), "r", ROW._replace(leader="other"))
 
 
+def test_who_led_before_cannot_tell_if_somebody_else_has_led_since() -> None:
+    """Of that one the store may have lost everything, so it shows the row of the former leader, with all of its own."""
+    assert is_complete(Sight(ROW, "new"), "r", ROW, known=ROW.term)
+    assert not is_complete(Sight(ROW, "new"), "r", ROW, known=ROW.term + 1)
+
+
 def test_a_transaction_that_is_missing_is_noticed_and_one_of_unknown_outcome_is_not_missed() -> None:
     assert not is_complete(Sight(ROW, "new"), "r", ROW._replace(serial=ROW.serial + 1))
     assert is_complete(Sight(ROW, "new"), "r", ROW._replace(serial=ROW.serial - 1))

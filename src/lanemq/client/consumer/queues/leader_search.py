@@ -27,26 +27,26 @@ class LeaderSearch:
         calls: ConsumerCalls,
         leases: LeaseKeeper,
         join: Callable[[Address], Awaitable[None]],
-        rebalance: Callable[[], None],
+        continue_there: Callable[[], None],
     ) -> None:
-        """`join` sends a heartbeat to a new leader, `rebalance` begins a round there."""
+        """`join` sends a heartbeat to a new leader. `continue_there` is called once it answers."""
         self._calls = calls
         self._leases = leases
         self._join = join
-        self._rebalance = rebalance
+        self._continue_there = continue_there
 
     async def run(self) -> None:
         """Searches whenever the coordinator is doubted, until cancelled."""
-        doubted = self._calls.coordination.doubted
+        coordination = self._calls.coordination
         while True:
-            await doubted.wait()
-            before = self._calls.coordination.term
-            while doubted.is_set():
+            await coordination.doubted.wait()
+            while coordination.doubted.is_set():
                 await self._look()
                 await asyncio.sleep(SEARCH_SECONDS)
-            if self._calls.coordination.term != before:
-                log.info("the coordinator at %s leads now", self._calls.coordination.address)
-                self._rebalance()
+            if coordination.changed:
+                coordination.changed = False
+                log.info("the coordinator at %s leads now", coordination.address)
+                self._continue_there()
 
     async def _look(self) -> None:
         """Looks once, and asks the coordinator that is found for this member's leases."""

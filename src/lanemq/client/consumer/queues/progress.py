@@ -33,7 +33,7 @@ from lanemq.core.consuming.lanes_aside import LaneAnswer, LaneRequest, LanesAsid
 from lanemq.core.consuming.runs import Order
 from lanemq.core.lane_status import LaneStatus
 from lanemq.history import Place
-from lanemq.model.errors import LaneError, LeaseLost, OffsetNotFound, ProtocolError
+from lanemq.model.errors import LaneError, LeaseLost, LogReplaced, OffsetNotFound, ProtocolError
 from lanemq.model.names import RETRY_PREFIX
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, QueueOffset, to_millis
@@ -114,12 +114,21 @@ class QueueReporter:
         return ReadLog(await self._comparison.former(queue))
 
     async def is_same_log(self, assigned: AssignedQueue) -> bool:
-        """Whether the log of a queue, perhaps at another master, is the one that was read; if not, it is given up."""
-        read = assigned.read_log.read
-        if read is None or (other := await self._comparison.other(assigned.queue, read)) is None:
+        """Whether the log of a queue is the one that was read; if not, the queue is given up.
+
+        It is compared once at each master and after each lost connection.
+        """
+        log, master = assigned.read_log, self._calls.master(assigned.queue.topic, assigned.queue.broker)
+        if log.is_other:
+            return False
+        if not log.is_compared or log.master == master:
             return True
-        self._assignment.take_again(assigned, f"its broker has lost messages, among them offset {other.read.offset}")
-        return False
+        if log.read is not None and (other := await self._comparison.other(assigned.queue, log.read)) is not None:
+            why = f"its broker has lost messages, among them offset {other.read.offset}"
+            self._assignment.take_again(assigned, why)
+            return False
+        log.master = master
+        return True
 
     async def _start_offset(self, queue: MessageQueue, epoch: Epoch) -> QueueOffset:
         if self._local is not None:
@@ -415,7 +424,7 @@ class QueueReporter:
                 self._tell_parked(assigned, request, answer, reply.remark)
             return answer
         if isinstance(request, NextRequest):
-            status, records = await self._lane_calls.next(queue, epoch, request)
+            status, records = await self._next(assigned, request)
             source = assigned.source.of_overtaken_lane() if request.overtaken else assigned.source
             messages = read_messages(source, records)
             if messages and self._options.history.on and not assigned.released:
@@ -429,6 +438,16 @@ class QueueReporter:
         except OffsetNotFound:
             return LaneAnswer(None)
         return LaneAnswer(LaneStatus.REDRIVING)
+
+    async def _next(self, assigned: AssignedQueue, request: NextRequest) -> tuple[LaneStatus | None, bytes]:
+        """The lane's status and its next messages, if the log that they were read from is the one they were parked in.
+
+        Their offsets may have other messages of the same key by now, which would run before their turn.
+        """
+        status, records = await self._lane_calls.next(assigned.queue, assigned.epoch, request)
+        if records and not await self.is_same_log(assigned):
+            raise LogReplaced(f"{assigned} has other messages now, also where key {request.key!r} was parked")
+        return status, records
 
     def _tell_parked(
         self, assigned: AssignedQueue, request: ParkRequest[Message], answer: LaneAnswer[Message], remark: str

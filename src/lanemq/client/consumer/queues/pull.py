@@ -135,7 +135,7 @@ class Puller:
         """Pulls as long as one answer can be followed by the next pull at once."""
         queue = assigned.queue
         await self._heartbeat.send_to(self._calls.address(queue.topic, assigned.coordinator))
-        if not await self._is_same_log(assigned):
+        if not await self._progress.is_same_log(assigned):
             return
         if self._drops_repeats(assigned) and assigned.read_log.stamps is None:
             assigned.read_log.stamps = await self._look_back(assigned, offset)
@@ -145,21 +145,11 @@ class Puller:
             return
         if pulled.code == ResponseCode.PULL_OFFSET_MOVED:
             assigned.read_log.master = None
-            if not await self._is_same_log(assigned):
+            if not await self._progress.is_same_log(assigned):
                 return
             await self._progress.move(assigned, pulled.next_offset)
         elif pulled.code == ResponseCode.PULL_NOT_FOUND and self._clock.now() - assigned.last_pull < EMPTY_PAUSE_MS:
             await asyncio.sleep(EMPTY_PAUSE_MS / 1000)
-
-    async def _is_same_log(self, assigned: AssignedQueue) -> bool:
-        """Compares the log with what was read of it, once at each master and after each lost connection."""
-        log, master = assigned.read_log, self._calls.master(assigned.queue.topic, assigned.queue.broker)
-        if not log.is_compared or log.master == master:
-            return True
-        if not await self._progress.is_same_log(assigned):
-            return False
-        log.master = master
-        return True
 
     def _drops_repeats(self, assigned: AssignedQueue) -> bool:
         """Not in a retry topic: there every attempt of a message has the stamp of the first one."""
@@ -232,13 +222,14 @@ class Puller:
         tags = assigned.subscription.filter
         return [each for each in messages if tags.accepts(each.tag)] if tags.tags else messages
 
-    def _without_repeats(self, assigned: AssignedQueue, messages: list[Message]) -> tuple[list[Message], list[int]]:
-        """The messages, and the offsets of those that are repeats and were left out."""
+    def _without_repeats(self, assigned: AssignedQueue, messages: list[Message]) -> tuple[list[Message], list[Message]]:
+        """The messages, and those that are repeats and were left out."""
         seen = assigned.read_log.stamps
         if seen is None:
             return messages, []
-        repeats = [each.queue_offset for each in messages if self._is_repeat(assigned, seen, each)]
-        return [each for each in messages if each.queue_offset not in repeats] if repeats else messages, repeats
+        repeats = {each.queue_offset: each for each in messages if self._is_repeat(assigned, seen, each)}
+        left = [each for each in messages if each.queue_offset not in repeats] if repeats else messages
+        return left, list(repeats.values())
 
     def _is_repeat(self, assigned: AssignedQueue, seen: SeenStamps, message: Message) -> bool:
         if not seen.is_repeat(message.stamp, message.queue_offset):

@@ -133,16 +133,18 @@ def claim(seen: TermRow, leader: str, address: str, *, known: int = 0) -> TermRo
     return TermRow(max(seen.term, known) + 1, leader, 0, address)
 
 
-def is_complete(replaced: Sight, led_in: str | None, former: TermRow | None) -> bool:
+def is_complete(replaced: Sight, led_in: str | None, former: TermRow | None, known: int = 0) -> bool:
     """Whether a new leader certainly has every transaction that a leader before it has confirmed.
 
     `replaced` is the row that it replaced, `led_in` the run of the server that the last leader has noted in the store,
-    None if there was no leader yet. `former` is the row as this process's own last term left it.
+    None if there was no leader yet. `former` is the row as this process's own last term left it, `known` the highest
+    term that it knows of.
 
     In one run, nothing is lost. After a restart of the server, only who led before can tell: the row still names it,
-    with all of its transactions. Nothing else proves it: a restored copy may have the same identifier and timeline.
+    with all of its transactions, and nobody has led since, whose whole term may be lost. Nothing else proves it: a
+    restored copy may have the same identifier and timeline.
     """
     if led_in is None or led_in == replaced.run:
         return True
     row = replaced.row
-    return former is not None and row[:2] == former[:2] and row.serial >= former.serial
+    return former is not None and known <= former.term and row[:2] == former[:2] and row.serial >= former.serial

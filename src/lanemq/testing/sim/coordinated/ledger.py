@@ -1,33 +1,24 @@
-"""What the group of a coordinated run has done, judged against the log as it was found at the end."""
+"""What the group of a coordinated run has done, judged against the log as it was found at the end.
+
+A mark names a message at its place in the log. A message that was lost with the end of the log and sent again has
+another one, also if a member that had read the lost one handles it later.
+"""
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from lanemq.client.message import Message
 from lanemq.history import History
+from lanemq.model.log_marks import LogMark
 from lanemq.model.queue import MessageQueue
 from lanemq.testing.sim.effects import is_as_sent
 from lanemq.testing.sim.world import World
+from lanemq.wire.log_marks import log_mark
 
 
 class LoggedMessage(NamedTuple):
     key: str
-    id: str
-    offset: int
-
-
-class _Written(NamedTuple):
-    number: int
-    """How many writes there were before it."""
-    offset: int
-    ends: int
-    """How often the log had ended at this offset or below it: then another message may be there."""
-    losses: int
-    """How often the end of the log had been lost."""
-
-    @property
-    def place(self) -> tuple[int, int]:
-        return self.offset, self.ends
+    mark: LogMark
 
 
 class Ledger:
@@ -36,21 +27,10 @@ class Ledger:
     def __init__(self, world: World) -> None:
         self._world = world
         self._epochs: dict[MessageQueue, int] = {}
-        self._written: dict[str, list[_Written]] = {}
-        """The writes of each message: the first at each place."""
+        self._written: dict[tuple[MessageQueue, LogMark], int] = {}
+        """The number of the first write of each message at each place."""
+        self._handled: set[str] = set()
         self._writes = 0
-        self._ends: list[Mapping[MessageQueue, int]] = []
-        """Where the log of each queue ended after each loss of its end."""
-        self._losses = 0
-
-    def end_is_lost(self) -> None:
-        """The end of the log is gone. Lost messages are sent again, or their offsets are used again."""
-        self._losses += 1
-
-    def ends_at(self, ends: Mapping[MessageQueue, int]) -> None:
-        """Where the log ends when its broker is back."""
-        if len(self._ends) < self._losses:
-            self._ends += [ends] * (self._losses - len(self._ends))
 
     def write(self, message: Message, history: History) -> None:
         trace, queue = self._world.trace, message.queue
@@ -60,42 +40,31 @@ class Ledger:
             trace.count("write of a stale owner refused")
             return
         self._epochs[queue] = message.epoch
-        offset = message.queue_offset
-        written = _Written(self._writes, offset, self._ends_below(queue, offset), self._losses)
+        self._written.setdefault((queue, log_mark(message.record)), self._writes)
         self._writes += 1
-        before = self._written.setdefault(message.message_id, [])
-        if before:
-            trace.count("redelivery")
-            if before[0].offset != offset and before[0].losses == self._losses:
-                self._world.problem(f"{message.message_id} was stored twice in {queue}, and delivered twice")
-        if all(each.place != written.place for each in before):
-            before.append(written)
-
-    def _ends_below(self, queue: MessageQueue, offset: int) -> int:
-        return sum(ends.get(queue, 0) <= offset for ends in self._ends)
+        trace.count("redelivery", message.message_id in self._handled)
+        self._handled.add(message.message_id)
 
     def judge(self, log: Mapping[MessageQueue, Iterable[LoggedMessage]]) -> None:
-        """Every message that is in the log was handled, and the first time in the order of its key.
+        """Every message that is in the log was handled, the first time in the order of its key, and at one place only.
 
         A message that was handled, lost with the end of the log and sent again may be behind others now that were sent
-        meanwhile. It had its turn in the order of the log that is gone, so only a turn since then is compared.
+        meanwhile. It had its turn in the order of the log that is gone, so only turns at its place in this log count.
         """
         for queue, messages in log.items():
             last: dict[str, int] = {}
-            seen: set[str] = set()
-            for message in messages:
-                self._world.trace.count("repeat stored", message.id in seen)
-                if message.id in seen:
+            first: dict[str, LogMark] = {}
+            for key, mark in messages:
+                turn = self._written.get((queue, mark))
+                if mark.id in first:
+                    self._world.trace.count("repeat stored")
+                    if turn is not None and (queue, first[mark.id]) in self._written:
+                        self._world.problem(f"{mark.id} was stored twice in {queue}, and delivered twice")
                     continue
-                seen.add(message.id)
-                written = self._written.get(message.id)
-                if written is None:
-                    self._world.problem(
-                        f"{message.id} of key {message.key} in {queue} was lost: no handler finished it"
-                    )
-                    continue
-                place = (message.offset, self._ends_below(queue, message.offset))
-                for turn in (each for each in written if each.place == place):
-                    if turn.number < last.get(message.key, -1):
-                        self._world.problem(f"{message.id} of key {message.key} in {queue} was handled too late")
-                    last[message.key] = turn.number
+                first[mark.id] = mark
+                if mark.id not in self._handled:
+                    self._world.problem(f"{mark.id} of key {key} in {queue} was lost: no handler finished it")
+                if turn is not None:
+                    if turn < last.get(key, -1):
+                        self._world.problem(f"{mark.id} of key {key} in {queue} was handled too late")
+                    last[key] = turn

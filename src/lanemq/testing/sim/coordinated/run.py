@@ -33,6 +33,7 @@ from lanemq.testing.stock_broker import stock_rules, stores_repeats
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command
 from lanemq.wire.lane_bodies import CompareBody, CoordinateBody
+from lanemq.wire.log_marks import log_mark
 from lanemq.wire.record import RecordView, record_starts
 
 GROUP = "members"
@@ -184,17 +185,10 @@ class CoordinatedRun:
             return
         if power:
             broker.lose_power()
-            self.ledger.end_is_lost()
         else:
             broker.kill()
         await asyncio.sleep(self.random.uniform(0.1, 3))
-        await self._start_broker()
-
-    async def _start_broker(self) -> None:
-        await self.world.broker.start()
-        if (broker := self.world.broker.broker) is not None:
-            store, queues = broker.running.context.store, range(self.world.plan.orders_queues)
-            self.ledger.ends_at({MessageQueue(ORDERS, BROKER, each): store.bounds(ORDERS, each)[1] for each in queues})
+        await broker.start()
 
     async def _answer_lost(self) -> None:
         if ends := self.world.network.of("broker"):
@@ -208,7 +202,7 @@ class CoordinatedRun:
         world = self.world
         world.trace.note("operator", "repairs everything")
         world.network.heal_all()
-        await self._start_broker()
+        await world.broker.start()
         await self.coordinator.start()
         world.healed.set()
         for program in self.programs:
@@ -255,8 +249,7 @@ class CoordinatedRun:
             while offset < end:
                 result = store.read(ORDERS, number, offset, 1000, 1 << 22)
                 for view in (RecordView(result.data, at) for at in record_starts(result.data)):
-                    key, id = view.properties["__SHARDINGKEY"], view.properties["UNIQ_KEY"]
-                    messages.append(LoggedMessage(key, id, view.queue_offset))
+                    messages.append(LoggedMessage(view.properties["__SHARDINGKEY"], log_mark(view)))
                 offset = result.next_offset
             log[MessageQueue(ORDERS, BROKER, number)] = messages
         store.close()
