@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from tests.client.consumer.with_broker import wait_for
 from tests.client.fake_broker import FakeBroker
 from tests.client.producer.producers import Blocking, sending
 
@@ -35,7 +36,8 @@ def opened(broker: FakeBroker, **settings: float) -> Blocking:
 def test_the_maintenance_thread_keeps_deadlines_although_it_has_something_to_send(
     broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The maintenance thread sends what was waiting for a connection. It leaves writing to another thread."""
+    """The maintenance thread sends heartbeats, and what was waiting for a connection. It leaves writing to another
+    thread."""
     writers, flush = set[str](), DuplexConnection.flush
 
     def noted(link: DuplexConnection) -> None:
@@ -48,12 +50,13 @@ def test_the_maintenance_thread_keeps_deadlines_although_it_has_something_to_sen
         opened(broker, timeout=1.0, delivery_timeout=1.0) as producer,
         broker.asleep(),
     ):
-        producer.producer._next_heartbeat = 0  # a heartbeat is due, too
+        producer.producer._next_heartbeat = 0  # a heartbeat is due
+        producer.producer._wake_maintenance()
+        wait_for(lambda: f"lanemq-writer-{broker.address}" in writers)
         futures = [producer.submit("orders", BODY, queue=queue) for queue in range(QUEUES)]
         for future in futures:
             with pytest.raises(RequestTimedOut):
                 future.result(10)
-        assert f"lanemq-writer-{broker.address}" in writers
         assert "lanemq-producer" not in writers
 
 

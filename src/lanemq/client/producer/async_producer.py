@@ -218,6 +218,7 @@ class AsyncProducer(ProducerBase[Connection]):
             await self._ended.wait()
             return
         self._closing = True
+        self._adjust_inbox()  # or `submit` would still be accepted there, and nothing would send it
         try:
             await self._end(seconds)
         finally:
