@@ -94,6 +94,7 @@ class AsyncAdmin(AsyncAdminClient[Admin]):
     report = on_thread(Admin.report)
     reset_offsets = on_thread(Admin.reset_offsets)
     groups = on_thread(Admin.groups)
+    known_groups = on_thread(Admin.known_groups)
     describe_group = on_thread(Admin.describe_group)
     group_progress = on_thread(Admin.group_progress)
     delete_group = on_thread(Admin.delete_group)

@@ -103,7 +103,7 @@ def test_a_change_to_no_key_is_poison_and_deletes_nothing(tmp_path: Path) -> Non
     replica = Replica(stage(format="debezium", one_queue=True), tmp_path)
     replica.process(messages([(None, debezium("u", {"id": 2}, WHOLE | {"id": "x", "note": UNAVAILABLE}))]))
     assert (replica.live, replica.tombstones()) == ({}, set())
-    assert "the key id is missing" in replica.dead[0]["reason"]
+    assert "column id: the key is missing" in replica.dead[0]["reason"]
 
 
 @pytest.mark.parametrize("wrong", [0, 1])
