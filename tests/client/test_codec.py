@@ -3,6 +3,7 @@
 import dataclasses
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, TypedDict
@@ -374,3 +375,28 @@ def test_a_number_that_json_does_not_have_is_refused_and_not_sent_as_null(around
 def test_null_is_sent_as_null() -> None:
     for value in (None, Reading(None), ReadingStruct(None), ReadingModel(celsius=None), {"a": [None, "null"]}):
         assert b"null" in JsonCodec().encode(value)
+
+
+def test_a_type_of_the_program_may_wait_for_another_decoding_thread_while_pydantic_reads_it() -> None:
+    """No lock of ours is held meanwhile, or both threads would wait for ever."""
+
+    class Event(msgspec.Struct):
+        number: int
+
+    class Model(pydantic.BaseModel):
+        number: int
+
+    ended: list[bool] = []
+
+    class Waiting:
+        @classmethod
+        def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
+            thread = threading.Thread(target=lambda: JsonCodec().decode(b'{"number": 1}', Event), daemon=True)
+            thread.start()
+            thread.join(10)
+            ended.append(not thread.is_alive())
+            return handler.generate_schema(int)
+
+    assert JsonCodec().decode(b'{"number": 1}', Model | Waiting) == Model(number=1)
+    assert ended
+    assert all(ended)

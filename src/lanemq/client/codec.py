@@ -303,18 +303,14 @@ def _fields(kind: type) -> Iterable[str]:
 
 _MAKING_A_DECODER = threading.RLock()
 """Held while msgspec reads the fields of a type: two threads that have it do so at once end the process
-(`wire.prepared`). Handlers decode in many threads, perhaps for the first time together."""
+(`wire.prepared`). Handlers decode in many threads, perhaps for the first time together. Pydantic is called without it:
+it runs code of the program's types."""
 
 
 def _json_decoder(wanted: Any) -> Decode:
     try:
         return _cached_decoder(wanted)
     except TypeError:  # an annotation that cannot be hashed
-        return _decoder_of_one_thread(wanted)
-
-
-def _decoder_of_one_thread(wanted: Any) -> Decode:
-    with _MAKING_A_DECODER:
         return _new_decoder(wanted)
 
 
@@ -331,7 +327,7 @@ def _new_decoder(wanted: Any) -> Decode:
     return _msgspec_decoder(wanted)
 
 
-_cached_decoder = lru_cache(maxsize=256)(_decoder_of_one_thread)
+_cached_decoder = lru_cache(maxsize=256)(_new_decoder)
 
 
 def _unchanged(body: bytes) -> bytes:
@@ -340,7 +336,8 @@ def _unchanged(body: bytes) -> bytes:
 
 def _msgspec_decoder(wanted: Any) -> Decode:
     try:
-        decode = msgspec.json.Decoder(wanted).decode
+        with _MAKING_A_DECODER:
+            decode = msgspec.json.Decoder(wanted).decode
     except (TypeError, ValueError) as error:
         _refuse(wanted, str(error))
 
@@ -412,7 +409,8 @@ def _foreign_types(wanted: Any) -> Iterator[type]:
         yield from named
         return
     try:
-        types = [inspect.type_info(wanted)]
+        with _MAKING_A_DECODER:
+            types = [inspect.type_info(wanted)]
     except (TypeError, ValueError, NameError) as error:
         _refuse(wanted, str(error))
     seen = set[int]()

@@ -12,7 +12,7 @@ from lanemq.model.units import Millis
 COUNTER, GAUGE = Kind.COUNTER, Kind.GAUGE
 LEADS = Metric("lanemq_coordinator_leads", GAUGE, "1 if this coordinator leads, 0 if it waits for another one.")
 LEADER_KNOWN = Metric(
-    "lanemq_coordinator_leader_known", GAUGE, "1 if this coordinator leads or knows who does, 0 if nobody does."
+    "lanemq_coordinator_leader_known", GAUGE, "1 if this coordinator leads or knows which one does, else 0."
 )
 TERM = Metric("lanemq_coordinator_term", GAUGE, "The term of the coordinator that leads, as this one knows it.")
 TERMS = Metric("lanemq_coordinator_terms_total", COUNTER, "How often this coordinator began to lead.")
